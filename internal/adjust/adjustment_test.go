@@ -97,24 +97,6 @@ func TestEachTargetHasItsOwnIDAndText(t *testing.T) {
 	}
 }
 
-func TestAChangeIsDescribedCompletely(t *testing.T) {
-	for want, c := range map[string]Change{
-		"rate 5, capacity 7, period 1m30s": {Rate: number(5), Capacity: number(7), Period: Span(90 * algorithms.Second)},
-		"period 2d":                        {Period: Span(2 * algorithms.Day)},
-		"period 1ms500µs":                  {Period: 1500},
-		"period 3ms":                       {Period: 3000},
-		"period 5m":                        {Period: Span(5 * minute)},
-		"period 7h":                        {Period: Span(7 * 60 * minute)},
-		"factor 0.05":                      {Factor: 50},
-		"unlimited":                        {Unlimited: true},
-		"block":                            {Block: true},
-	} {
-		if got := c.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 func TestFactors(t *testing.T) {
 	for text, want := range map[string]Factor{"10": 10_000, "0.5": 500, "1.001": 1001, "999999.999": 999_999_999, "1000000": maxFactor, "0.001": 1} {
 		var f Factor

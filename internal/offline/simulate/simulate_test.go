@@ -137,17 +137,6 @@ func TestLogIsReadLeniently(t *testing.T) {
 	}
 }
 
-func TestLogOfAnotherFormatIsAMistake(t *testing.T) {
-	templates, err := ParseTemplates(Envoy, []string{"user=%h"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "log", Format: Envoy, Templates: templates, Input: strings.NewReader("\nwhat?\nis it\n")})
-	if err == nil || err.Error() != "log:2: not in Envoy's default format, nor JSON with start_time; no line of 3 is" {
-		t.Errorf("got %v; want the format as an error in line 2", err)
-	}
-}
-
 func TestCompressedInput(t *testing.T) {
 	s := compiled(t, small)
 	const input = `{"time_us":5,"limits":[{"name":"send"}]}` + "\r\n" + `{"time_us":5,"limits":[{"name":"send"}]}`

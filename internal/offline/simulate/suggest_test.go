@@ -94,18 +94,3 @@ func drawLog(t *rapid.T) string {
 	}
 	return log.String()
 }
-
-// Neither limit may deny more clients than announced, because requests that the other limit denies consume nothing.
-func TestSuggestionBesideAnotherLimit(t *testing.T) {
-	const both = `{domain: edge, descriptors: [{key: remote_address, limit: a}, {key: user, limit: b}],
-limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`
-	rapid.Check(t, func(rt *rapid.T) {
-		log := drawLog(rt)
-		first := replayed(rt, fmt.Sprintf(both, 1, 1), log, 0.2).advised()
-		for i, a := range replayed(rt, fmt.Sprintf(both, first[0].Suggested.N, first[1].Suggested.N), log, 0.2).advised() {
-			if a.Denied > first[i].Suggested.Clients {
-				rt.Fatalf("%s denies requests of %d clients, want at most %d, as announced", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
-			}
-		}
-	})
-}

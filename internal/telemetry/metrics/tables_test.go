@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -95,28 +94,6 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 
 		`rlsidecar_decisions_total{domain="(overflow)",limit="(overflow)",outcome="allowed"}`: "40",
 	})
-}
-
-func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
-	m := New("", "")
-	m.most = 3
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}
-	for i := range 5 {
-		name := fmt.Sprint("d", i)
-		s.Domains[name] = &limiter.Domain{Name: name, Tree: &limiter.Tree{}}
-	}
-	l.Swap(s)
-	for i := range 5 {
-		send(t, l, fmt.Sprint("d", i), "k", "v", 1)
-	}
-	want(t, scrape(t, m, `rlsidecar_requests_total{code="ok"`), map[string]string{
-		`rlsidecar_requests_total{code="ok",domain="d0"}`: "1", `rlsidecar_requests_total{code="ok",domain="d1"}`: "1",
-		`rlsidecar_requests_total{code="ok",domain="d2"}`: "1", `rlsidecar_requests_total{code="ok",domain="(overflow)"}`: "2",
-	})
-	if n := scrape(t, m, "rlsidecar_metrics_folded")[`rlsidecar_metrics_folded{what="domains"}`]; n != "2" {
-		t.Errorf("%s domains folded; want %q", n, "2")
-	}
 }
 
 func TestCountingAllocatesOnce(t *testing.T) {

@@ -140,27 +140,6 @@ func TestTopListsDenials(t *testing.T) {
 	a.want(t, "long after")
 }
 
-func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
-	a := newRequester(t, memory.New(memory.Config{}))
-	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
-	a.Observe(&limiter.Call{Request: limiter.Request{Domain: "d", Arrived: a.clock}})
-	if top := a.Top(1).Keys; !top[0].Last.Equal(a.clock) {
-		t.Errorf("last %v, want %v", top[0].Last, a.clock)
-	}
-}
-
-// Limits with quota_mode deny only if every such limit of the request does. Otherwise they have no part in a denial.
-func TestOnlyLimitsThatDenyAreCounted(t *testing.T) {
-	a := newRequester(t, memory.New(memory.Config{}))
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{}}}}
-	for _, p := range []*limiter.Policy{{Name: "quota", Quota: true}, {Name: "ip"}} {
-		c.Results = append(c.Results, limiter.Result{Policy: p, Key: []byte("x"), Outcome: limiter.Denied})
-	}
-	c.Denied = true
-	a.Observe(c)
-	a.want(t, "a quota limit that denies alone", `1 d/ip limit [] [] false`)
-}
-
 func TestTextsOfClientsAreCopied(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	text := []byte("userbob")
@@ -177,25 +156,6 @@ func TestTextsOfClientsAreCopied(t *testing.T) {
 	}
 	copy(text, "xxxxyyy")
 	a.want(t, "after the memory changed", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
-}
-
-// A key that has replaced another one may have fewer denials than its counter.
-func TestEstimatedCountsAreNotExact(t *testing.T) {
-	a := newRequester(t, memory.New(memory.Config{}))
-	add := func(key string) {
-		c := &limiter.Call{Request: limiter.Request{Domain: key}}
-		a.count(a.clock, c, &limiter.Result{Outcome: limiter.Denied}, NoConfig, 1)
-	}
-	for i := range 4 * shards * maxKept {
-		add(fmt.Sprint("other", i))
-	}
-	for range 50 {
-		add("often")
-	}
-	top := a.Top(1).Keys
-	if top[0].Domain != "often" || top[0].Times != 50 || top[0].Exact {
-		t.Errorf("got %+v; want at least 50 denials of the last key", top[0])
-	}
 }
 
 // A failure of the store does not depend on the key, so failures are counted by limit, not by key.
