@@ -70,7 +70,7 @@ store | {{.Kind}}: {{template "times" .}}, timeout {{micros .Timeout}}, {{.Failu
 fleet | {{count (len .Sidecars) "sidecar"}}
 {{range .Sidecars}}
  | {{safe .ID}}: version {{safe .Version}}, configuration {{cut .Config}}, {{rate .AllowedRate}} requests/s allowed,
-{{- ""}} {{rate .DeniedRate}} denied, load {{printf "%.2f" .Load}}
+{{- " "}}{{rate .DeniedRate}} denied, load {{printf "%.2f" .Load}}
 {{- with .Wrong}}, {{safe .}}{{end}}{{if eq .ID $fleet.Self}} (this one){{end}}
 {{end}}
 {{template "stale" .}}
