@@ -276,7 +276,7 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 		}
 		return s.room.takeFor(c.Owner, n)
 	}
-	return take() || s.sweepSome(st, now, keep) && take()
+	return take() || s.sweepSome(st, now, keep, take)
 }
 
 // put stores the state next in the entry e, or in a new entry if e is nil. It stores nothing if next is the zero State.
@@ -296,12 +296,13 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome sweeps some entries of st, and then some of other stripes in turn, without those that are locked. It stops
-// after the first stripe in which it deleted an entry, and reports whether it deleted any. It deletes no entry in
-// keep. It visits at most about 128 entries, so that in a flood of new keys no request waits for a complete sweep.
-func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
+// sweepSome sweeps some entries of st, whose lock is held, and then some of other stripes in turn, without those that are
+// locked. st may be nil. After each stripe in which it deleted an entry it calls take. It returns true once take does. It
+// deletes no entry in keep. It visits at most about 128 entries, so that in a flood of new keys no request waits for a
+// complete sweep.
+func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry, take func() bool) bool {
 	const few, part = 128, 16
-	if s.sweep(st, now, part, keep) > 0 {
+	if st != nil && s.sweep(st, now, part, keep) > 0 && take() {
 		return true
 	}
 	for visited := part; visited < few; visited += part/4 + 1 {
@@ -312,7 +313,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 		swept := s.sweep(other, now, part, keep)
 		visited += min(part, other.table.size())
 		other.mu.Unlock()
-		if swept > 0 {
+		if swept > 0 && take() {
 			return true
 		}
 	}

@@ -91,6 +91,32 @@ func TestNewKeysFindRoomWithoutTheSweeper(t *testing.T) {
 	}
 }
 
+// A bucket with peaks needs the room of three. Each deletion makes room for one.
+func TestANewBucketFindsTheRoomOfSeveral(t *testing.T) {
+	const keys = 10_000
+	clock, s := at(keys)
+	short, day := tokens(t, 1), algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day}
+	long := limit(t, day)
+	for i := range keys {
+		l := long
+		if i%8 == 0 {
+			l = short
+		}
+		consume(s, "a", fmt.Sprint(i), l, 1)
+	}
+	clock.Set(storetest.Start + algorithms.Second) // now every eighth bucket equals a new one
+	day.Settles = true
+	settles, refused := limit(t, day), 0
+	for i := range 100 {
+		if d := consume(s, "a", fmt.Sprint("new ", i), settles, 1); d.Err != nil {
+			refused++
+		}
+	}
+	if refused > 2 { // makeRoom visits only some of the entries
+		t.Errorf("%d of 100 new buckets were refused; want at most 2", refused)
+	}
+}
+
 func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 1)

@@ -200,13 +200,14 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 }
 
 // roomForRecords reserves room for n decisions, and reports whether there is room. If there is none, it first deletes
-// the expired records.
+// the expired records, and then a few buckets that equal new ones.
 func (s *Store) roomForRecords(n int, now algorithms.Micros) bool {
-	if s.room.take(recordsOwner, n) {
+	take := func() bool { return s.room.take(recordsOwner, n) }
+	if take() {
 		return true
 	}
 	s.sweepRecords(now)
-	return s.room.take(recordsOwner, n)
+	return take() || s.sweepSome(nil, now, nil, take)
 }
 
 // keep stores the decisions of a group in a record, which is new or has expired.

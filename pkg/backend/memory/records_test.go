@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -175,6 +176,21 @@ func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 			t.Fatalf("%d refusals are counted, want %d", full, id+1)
 		}
 		clock.Set(s.clock() + 2*minute)
+	}
+}
+
+// New buckets find the room of buckets that equal new ones, and so must new IDs.
+func TestNewIDsFindTheRoomOfBuckets(t *testing.T) {
+	clock, s := at(1000)
+	l := tokens(t, 1)
+	for i := range 1000 {
+		consume(s, "a/x", fmt.Sprint(i), l, 1)
+	}
+	clock.Set(storetest.Start + algorithms.Second)
+	for id := range 100 {
+		if d := takeUnder(s, tokens(t, 1000), id); !d.Allowed {
+			t.Fatalf("id %d: got %+v; want allowed, because the buckets equal new ones", id, d)
+		}
 	}
 }
 
