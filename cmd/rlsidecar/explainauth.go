@@ -28,9 +28,9 @@ func (a requestToExplain) read() (*routing.Request, error) {
 		return nil, fmt.Errorf("--request %q is not METHOD TARGET, such as 'GET /'", a.Request)
 	}
 	q := &routing.Request{Method: method, Header: map[string][]string{}}
-	q.Path, q.Query = canonical.Split(uri)
-	q.Fragment = strings.Contains(uri, "#")
-	q.Path = canonical.Path(q.Path)
+	path, query := canonical.Split(uri)
+	q.SetPath(path)
+	q.Query, q.Fragment = query, strings.Contains(uri, "#")
 	for _, line := range a.Header {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || name == "" {

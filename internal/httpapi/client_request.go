@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -31,10 +32,10 @@ type clientRequest struct {
 func (a *clientRequest) read(own, ownQuery string) {
 	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
-	a.Path, a.Query, a.Fragment = own, ownQuery, strings.Contains(a.r.RequestURI, "#")
+	a.Query, a.Fragment = ownQuery, strings.Contains(a.r.RequestURI, "#")
 	if a.trusted {
 		if uri := a.firstHeader("X-Original-Uri", "X-Forwarded-Uri"); uri != "" {
-			a.Path, a.Query = canonical.Split(uri)
+			own, a.Query = canonical.Split(uri)
 			a.Fragment = strings.Contains(uri, "#")
 		}
 		if method := a.firstHeader("X-Original-Method", "X-Forwarded-Method"); method != "" {
@@ -44,10 +45,8 @@ func (a *clientRequest) read(own, ownQuery string) {
 			a.Host = strings.TrimSpace(host[strings.LastIndexByte(host, ',')+1:])
 		}
 	}
-	if a.Path == "" {
-		a.Path = "/"
-	}
-	a.Path, a.Host = canonical.Path(a.Path), routing.HostName(a.Host)
+	a.SetPath(cmp.Or(own, "/"))
+	a.Host = routing.HostName(a.Host)
 	a.Client = a.client()
 }
 

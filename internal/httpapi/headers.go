@@ -23,7 +23,7 @@ const (
 	reasonNoReturn = "no-return-door"
 	reasonPanic    = "internal-error"
 	// reasonRepeated means that a header or cookie that affects which limits apply was repeated, or that the target
-	// contains "#".
+	// contains "#" or an ambiguous path.
 	reasonRepeated = "repeated"
 )
 

@@ -18,7 +18,7 @@ type Request struct {
 	Method string
 	// Host is in lower case and without a port; see HostName.
 	Host string
-	// Path is normalized by canonical.Path. Query is as the client sent it.
+	// Path is normalized by canonical.Path; see SetPath. Query is as the client sent it.
 	Path, Query string
 	// Fragment means that the target contains "#". Applications differ in whether they ignore what follows it, as
 	// Path and Query do.
@@ -28,7 +28,13 @@ type Request struct {
 	// Client is the client's address. The zero Addr means that it is unknown.
 	Client netip.Addr
 
-	fold folded
+	decoded string // the path before "//", "." and ".." were resolved
+	fold    folded
+}
+
+// SetPath sets the path of q to that of a target.
+func (q *Request) SetPath(path string) {
+	q.decoded, q.Path = canonical.Unescape(path), canonical.Path(path)
 }
 
 // folded caches the last result of canonical.Fold. That is enough, because most routes have the same
@@ -49,6 +55,12 @@ func (q *Request) path(ignore canonical.Ignore) string {
 	default:
 		return f.result
 	}
+}
+
+// unclear reports whether the path depends on whether ".." is resolved before or after an application ignores something:
+// /b/a/..;x/../login is /b/a/login or /login.
+func (q *Request) unclear(ignore canonical.Ignore) bool {
+	return canonical.Fold(q.decoded, ignore) != q.path(ignore)
 }
 
 // HostName returns host in lower case, without port and trailing dot.
@@ -94,14 +106,17 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 //
 // The header or cookie is the source of a value in r, or the header is a condition of a route whose path, method and
 // host match. r is the result of Find. Only the conditions of the routes up to r count. If r is nil, those of all
-// routes count. If the target contains "#", Repeated returns "#". If it finds nothing, it returns "". It does not
-// examine parameters of the query: Value uses the first value of a parameter.
+// routes count. If the target contains "#", Repeated returns "#", and if its path is unclear, "path". If it finds
+// nothing, it returns "". It does not examine parameters of the query: Value uses the first value of a parameter.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	if q.Fragment {
 		return "#"
 	}
 	for i := range a.Routes {
 		one := &a.Routes[i]
+		if one.Ignore != 0 && q.decoded != q.Path && q.unclear(one.Ignore) {
+			return limiter.FromPath.String()
+		}
 		for j := range one.Headers {
 			if name := one.Headers[j].Name; len(q.Header[name]) > 1 && matchesTarget(one, q) {
 				return "header:" + name

@@ -23,7 +23,8 @@ func auth(tb testing.TB, yaml string) *limiter.Auth {
 func request(line string, headers ...string) *Request {
 	method, uri, _ := strings.Cut(line, " ")
 	path, query := canonical.Split(uri)
-	q := &Request{Method: method, Path: canonical.Path(path), Query: query, Header: http.Header{}}
+	q := &Request{Method: method, Query: query, Header: http.Header{}}
+	q.SetPath(path)
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
 		if name == "Host" {
@@ -137,6 +138,8 @@ func TestRepeated(t *testing.T) {
     - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
     - {match: {path: /free}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /free, "header:X-Later": "1"}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /b/tomcat}, path_ignores: [parameters], descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /b/iis}, path_ignores: [backslash], descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /x, "header:X-A": "1"}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /x, "header:X-B": "1"}, descriptors: [[{key: k, value: "2"}]]}
     - {match: {path: /x, "header:X-C": "1"}, descriptors: [[{key: k, value: "3"}]]}
@@ -169,6 +172,15 @@ func TestRepeated(t *testing.T) {
 		{"GET /jwt", token(`{"sub":"bob"}`), ""},
 		{"GET /jwt", token(`{"sub":"bob"}`) + "|Authorization: Basic x", "jwt:sub"},
 		{"GET /nowhere", "X-Kind: web|X-Kind: web", ""},
+		{"GET /b/x/..;y/tomcat", "", ""},
+		{"GET /b/x/y;/../../tomcat", "", ""},
+		{"GET /b/x/..;y/%2e%2E/tomcat", "", "path"}, // /b/x/tomcat or /tomcat
+		{"GET /a/b/..;y/../b/tomcat", "", "path"},
+		{`GET /b\x/../iis`, "", "path"}, // /iis or /b/iis
+		{`GET /b/x\../iis`, "", ""},
+		{`GET /a\x/../free`, "", ""}, // no route up to this one ignores anything
+		{`GET /a\x/../x`, "X-C: 1", "path"},
+		{`GET /b\.//iis`, "", ""},
 		{"GET /x", "X-C: 1|X-A: 2|X-A: 3", "header:X-A"},
 		{"GET /x", "X-C: 1|X-B: 2|X-B: 3", "header:X-B"},
 		{"GET /x", "X-C: 1|X-C: 2", "header:X-C"},

@@ -47,7 +47,9 @@ func (p *nginx) parse(line string) (at algorithms.Micros, end outcome, err error
 	_, name, _ := strings.Cut(before, " ") // skips the identd name, which is not used
 	p.record[user] = present(unescape(name))
 	p.record.request(unescape(request))
-	p.record[path] = canonical.Path(p.record[path])
+	if p.templates.routes == nil { // routes decode the path
+		p.record[path] = canonical.Path(p.record[path])
+	}
 	code, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
 	p.record[status] = present(code)
 	_, rest, _ = strings.Cut(rest, ` "`) // skips the number of bytes

@@ -4,17 +4,15 @@ import (
 	"net/http"
 	"net/netip"
 
-	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 )
 
 // routes makes the descriptors of a line of an access log as /v1/auth does for the request in the line.
 type routes struct {
-	auth      *limiter.Auth
-	asWritten bool // the paths in the log are unchanged, as the client sent them
-	request   routing.Request
-	headers   []string // canonical names, indexed by field - firstHeader
+	auth    *limiter.Auth
+	request routing.Request
+	headers []string // canonical names, indexed by field - firstHeader
 	// unrouted means that the last line matched no route, or that none of the route's descriptors could be made. The
 	// default of auth then decides, unless the domain requires an entry.
 	unrouted bool
@@ -27,7 +25,7 @@ type routes struct {
 // RouteTemplates returns Templates that make descriptors with the routes of auth. A value that the log does not contain
 // counts as missing in the request.
 func RouteTemplates(format Format, auth *limiter.Auth) Templates {
-	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
+	t := Templates{format: format, routes: &routes{auth: auth, request: routing.Request{Header: map[string][]string{}}}}
 	want := func(name string) {
 		name = http.CanonicalHeaderKey(name)
 		if _, seen := t.routes.request.Header[name]; !seen && name != "" {
@@ -60,10 +58,8 @@ func (s *routes) apply(r record, c *limiter.Call) {
 		return
 	}
 	q := &s.request
-	q.Method, q.Path, q.Query, q.Fragment = r[method], r[path], r[query], r[fragment] != ""
-	if s.asWritten {
-		q.Path = canonical.Path(q.Path)
-	}
+	q.Method, q.Query, q.Fragment = r[method], r[query], r[fragment] != ""
+	q.SetPath(r[path])
 	q.Client, _ = netip.ParseAddr(r[host])
 	q.Client = q.Client.Unmap().WithZone("")
 	for i, name := range s.headers {
