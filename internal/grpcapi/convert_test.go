@@ -4,9 +4,6 @@ import (
 	"math"
 	"testing"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -18,18 +15,6 @@ const (
 	hour   = 60 * minute
 	day    = algorithms.Day
 )
-
-func TestUnitsHaveTheNumbersOfEnvoy(t *testing.T) {
-	for _, u := range units {
-		// WEEK is not a unit of requests, where its number is unused.
-		if got := typev3.RateLimitUnit(u.number).String(); got != u.name && (got != "7" || u.name != "WEEK") {
-			t.Errorf("%d is %s to requests, want %s", u.number, got, u.name)
-		}
-		if got := rls.RateLimitResponse_RateLimit_Unit(u.number).String(); got != u.name {
-			t.Errorf("%d is %s to answers, want %s", u.number, got, u.name)
-		}
-	}
-}
 
 // The number of units that a settle-start reserves depends on a declared cost: only hits_addend declares one. A settle-done
 // settles a reservation with an explicit cost. A refund of 0 must not count as the explicit cost 0.
