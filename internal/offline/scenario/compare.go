@@ -32,11 +32,13 @@ func verdict(c *limiter.Call) answer {
 	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing, remaining: none}
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.Policy == nil || r.Policy.Shadow || r.Outcome == limiter.Replaced || r.Outcome == limiter.Unlimited {
+		if r.Policy == nil || r.Outcome == limiter.Replaced || r.Outcome == limiter.Unlimited {
+			continue
+		}
+		if a.wait = max(a.wait, r.Decision.Wait); r.Policy.Shadow {
 			continue
 		}
 		a.remaining = min(a.remaining, r.Decision.Remaining)
-		a.wait = max(a.wait, r.Decision.Wait)
 		a.reserved += reserved(c, r)
 	}
 	for i := range c.Settlements {

@@ -13,6 +13,7 @@ domain: edge
 limits:
   send: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20, max_reserved: 10}
   pace: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2, max_delay: 1s}
+  quiet: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2, shadow_mode: true}
 descriptors:
   - {key: user, limit: send}
   - {key: pace, limit: pace}
@@ -61,6 +62,8 @@ func TestExpectedAnswersPass(t *testing.T) {
 		{`{descriptors: ["free=x"], expect: {ok: true, limits: [{name: free, ok: true}]}}`},
 		{`{descriptors: ["seen=x"], expect: ok}`,
 			`{descriptors: ["seen=x"], expect: {ok: true, limits: [{name: seen, key: x, ok: false, retry_after: 1s, remaining: 0}]}}`},
+		{`{limits: [{name: quiet, key: x}], times: 2, expect: ok}`, // /v1/limit reports the turn in shadow mode too
+			`{limits: [{name: quiet, key: x}], expect: {ok: true, wait: 2s}}`},
 		{`{descriptors: ["pace=x"], expect: {ok: true, wait: 0s}}`,
 			`{descriptors: ["pace=x"], expect: {ok: true, wait: 1s}}`,
 			`{descriptors: ["pace=x"], expect: {ok: false, retry_after: 1s}}`,
