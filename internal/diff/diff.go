@@ -138,7 +138,11 @@ type part struct{ name, was, is string }
 
 // common returns the elements of a that b has too.
 func common(a, b []string) []string {
-	return slices.DeleteFunc(slices.Clone(a), func(text string) bool { return !slices.Contains(b, text) })
+	has := map[string]bool{} // a level may have many patterns
+	for _, text := range b {
+		has[text] = true
+	}
+	return slices.DeleteFunc(slices.Clone(a), func(text string) bool { return !has[text] })
 }
 
 // differences returns a text such as "shards: 2 -> 1" for each part that differs.

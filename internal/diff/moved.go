@@ -1,7 +1,6 @@
 package diff
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,8 +39,8 @@ func placesOf(t *limiter.Tree) (all []place, others map[string]place, inOrder ma
 		} else {
 			others[p.id()] = p
 		}
-		last := len(patterns) - 1
-		if above := (&place{patterns: patterns[:last]}).name(); patterns[last].InOrder() {
+		if last := len(patterns) - 1; patterns[last].InOrder() {
+			above := (&place{patterns: patterns[:last]}).name()
 			inOrder[above] = append(inOrder[above], patterns[last].Shown())
 		}
 	}
@@ -89,43 +88,33 @@ func moved(domain string, was, is *limiter.Tree) (all []Change) {
 	before, othersBefore, orderBefore := placesOf(was)
 	after, othersAfter, orderAfter := placesOf(is)
 	domain = descriptors.Printable(domain) + ": "
+	add := func(kind Kind, name string, details []string) {
+		if len(details) > 0 && len(all) < maxMoved {
+			all = append(all, Change{Kind: kind, What: "descriptor", Name: domain + name, Details: details, Fresh: slices.Contains(details, fresh)})
+		}
+	}
 	for _, id := range names(othersBefore, othersAfter) {
-		old, new := othersBefore[id], othersAfter[id]
-		c := Change{Kind: Changed, What: "descriptor", Name: domain + cmp.Or(old.name(), new.name())}
-		switch {
-		case len(all) >= maxMoved:
+		switch old, new := othersBefore[id], othersAfter[id]; {
 		case old.node == nil:
-			c.Kind, c.Details = Added, []string{"matches " + limitList(limitsAt(new.node))}
-			all = append(all, c)
+			add(Added, new.name(), []string{"matches " + limitList(limitsAt(new.node))})
 		case new.node == nil:
-			c.Kind, c.Details = Removed, []string{"matched " + limitList(limitsAt(old.node))}
-			all = append(all, c)
+			add(Removed, old.name(), []string{"matched " + limitList(limitsAt(old.node))})
 		default:
-			c.compare(old.node, new.node)
-			if len(c.Details) > 0 {
-				all = append(all, c)
-			}
+			add(Changed, new.name(), compared(old.node, new.node))
 		}
 	}
 	for _, above := range names(orderBefore, orderAfter) {
 		old, new := common(orderBefore[above], orderAfter[above]), common(orderAfter[above], orderBefore[above])
 		if !slices.Equal(old, new) {
-			c := Change{Kind: Changed, What: "descriptor", Name: domain + strings.TrimPrefix(above+","+new[0], ",")}
-			c.Details = differences(part{"patterns are tried in this order", strings.Join(old, ", "), strings.Join(new, ", ")})
-			all = append(all, c)
+			add(Changed, strings.TrimPrefix(above+","+new[0], ","),
+				differences(part{"patterns are tried in this order", strings.Join(old, ", "), strings.Join(new, ", ")}))
 		}
 	}
 	tried := map[string]bool{}
 	try := func(p place) {
-		id := p.id()
-		if tried[id] || len(all) >= maxMoved {
-			return
-		}
-		tried[id] = true
-		c := Change{Kind: Changed, What: "descriptor", Name: domain + p.name()}
-		c.compare(was.Match(p.entries), is.Match(p.entries))
-		if len(c.Details) > 0 {
-			all = append(all, c)
+		if id := p.id(); !tried[id] && len(all) < maxMoved {
+			tried[id] = true
+			add(Changed, p.name(), compared(was.Match(p.entries), is.Match(p.entries)))
 		}
 	}
 	for _, p := range slices.Concat(before, after) {
@@ -176,33 +165,33 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-// compare compares what a descriptor finds in two trees. A node is nil if the descriptor matches none.
-func (c *Change) compare(was, is *limiter.Node) {
+// compared describes the differences of what a descriptor finds in two trees. A node is nil if the descriptor matches none.
+func compared(was, is *limiter.Node) (details []string) {
 	if old, new := limitsAt(was), limitsAt(is); !slices.Equal(old, new) {
-		c.Details = append(c.Details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
+		details = append(details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
 	}
-	c.Details = append(c.Details, differences(part{"max_override", boundAt(was), boundAt(is)})...)
+	details = append(details, differences(part{"max_override", boundAt(was), boundAt(is)})...)
 	if was == nil || is == nil {
-		return
+		return details
 	}
 	for _, a := range was.Found.Policies {
 		for _, b := range is.Found.Policies {
 			switch {
 			case title(a) != title(b):
 			case descriptors.Limit(a.Prefix) != descriptors.Limit(b.Prefix):
-				c.Fresh = true
-				c.Details = append(c.Details, title(b)+" is another limit than before", fresh)
+				details = append(details, title(b)+" is another limit than before", fresh)
 			case placeOf(a) != placeOf(b): // Limits compares the others
-				details, isFresh := facts(a, b)
-				for _, d := range details {
-					c.Details = append(c.Details, title(b)+": "+d)
+				differ, isFresh := facts(a, b)
+				for _, d := range differ {
+					details = append(details, title(b)+": "+d)
 				}
 				if isFresh {
-					c.Fresh, c.Details = true, append(c.Details, fresh)
+					details = append(details, fresh)
 				}
 			}
 		}
 	}
+	return details
 }
 
 func limitsAt(node *limiter.Node) (names []string) {
