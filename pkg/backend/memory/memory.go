@@ -32,9 +32,9 @@ type Config struct {
 	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
 	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
 	// their bucket. A bucket of a limit with Settles counts as three, one with open reservations as nine, and each slot of
-	// a concurrency limit as one. 0 means DefaultMaxKeys. The largest value is about a billion. Limits that are new in a full Store get their
-	// parts nevertheless (SetOwners). So the content may exceed MaxKeys by half at most, until buckets of other
-	// limits are deleted.
+	// a concurrency limit as one. 0 means DefaultMaxKeys. The largest value is about a billion. Limits that are new in a
+	// full Store get their parts nevertheless (SetOwners). So the content may exceed MaxKeys by half at most, until buckets
+	// of other limits are deleted.
 	MaxKeys int
 	// Repeatable is for replays of recorded requests. The Store then deletes the same buckets whenever it gets
 	// the same requests. Its hash seed is fixed, so an attacker could construct keys that collide.
