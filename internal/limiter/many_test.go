@@ -42,7 +42,7 @@ func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 	}
 	few, many := time.Duration(math.MaxInt64/120), time.Duration(math.MaxInt64)
 	var one, other limiter.Call // used again, because the first use of their memory takes longer
-	for range 10 { // the shortest of several runs counts, because the garbage collector makes some runs longer
+	for range 10 {              // the shortest of several runs counts, because the garbage collector makes some runs longer
 		few, many = min(few, taken(&one, 1_000)), min(many, taken(&other, 16_000))
 		if many < 60*few {
 			return
