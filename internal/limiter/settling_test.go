@@ -235,24 +235,6 @@ func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	}
 }
 
-// If a shadow limit would deny a request, no units of that limit are reserved.
-func TestShadowLimitsReserve(t *testing.T) {
-	p := newProxy(t)
-	first := p.start(absent, "shadow=bob", "user=bob")
-	second := p.start(absent, "shadow=bob", "user=bob") // 50 units are left
-	p.done(second, 500)
-	third := p.start(absent, "shadow=bob", "user=bob")
-	if s := p.done(third, 0).Settlements; len(s) != 1 {
-		t.Errorf("got %+v; want one settlement", s)
-	}
-	if s := p.done(first, 0).Settlements; len(s) != 2 {
-		t.Errorf("got %+v; want two settlements", s)
-	}
-	if s := p.done(p.start(absent, "shadow=bob", "user=bob"), 0).Settlements; len(s) != 2 {
-		t.Errorf("got %+v; want two settlements", s)
-	}
-}
-
 func TestAFailedSettlementIsDeniedAtItsDescriptor(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
