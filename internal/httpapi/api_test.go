@@ -188,6 +188,17 @@ func TestMistakesAreExplained(t *testing.T) {
 		`{"ok":true,"limits":[{"name":"send","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
 }
 
+func TestKeysAreBytes(t *testing.T) {
+	h, _ := onClock(t)
+	for _, k := range []string{`""`, `"\u0000"`, `"a\r\nb"`, `"a"`, `["a",""]`, `["",  "a"]`, `{"base64":"/w=="}`, `{"base64":"/wA="}`, `"\ufffd"`, `"😀"`} {
+		for _, code := range []int{200, 429} { // each key has a bucket of its own
+			if w := call(h, "POST", "/v1/limit", `{"name":"few","count":3,"key":`+k+`}`); w.Code != code {
+				t.Errorf("%s: got %d %s; want status %d", k, w.Code, w.Body, code)
+			}
+		}
+	}
+}
+
 func TestResetForgetsOneBucket(t *testing.T) {
 	h, clock := onClock(t)
 	full := func(key string, code int) exchangeStep {
