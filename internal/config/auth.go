@@ -41,21 +41,6 @@ func (a *authSection) read(p *parser, key string, n *yaml.Node) {
 	a.set(p, n, one, p.mistakes == before)
 }
 
-func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
-	at, n := p.at(n), follow(n)
-	if n.Kind != yaml.SequenceNode {
-		p.mistake(at, "%s must be a list, but is %s%s", key, describe(n), listAdvice(n))
-		return
-	}
-	if !p.enter(n) {
-		return
-	}
-	defer p.leave()
-	for _, item := range n.Content {
-		read(item)
-	}
-}
-
 func (l *textList) read(p *parser, key string, n *yaml.Node) {
 	var list []text
 	before := p.mistakes

@@ -278,8 +278,8 @@ func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	return list
 }
 
-// each calls read for each item of the list n that is a mapping. It reports any other item as a mistake.
-func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
+// list calls read for each item of the list n.
+func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
 		p.mistake(at, "%s must be a list, but is %s%s", key, describe(n), listAdvice(n))
@@ -290,12 +290,19 @@ func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	}
 	defer p.leave()
 	for _, item := range n.Content {
+		read(item)
+	}
+}
+
+// each calls read for each item of the list n that is a mapping. It reports any other item as a mistake.
+func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
+	p.list(key, n, func(item *yaml.Node) {
 		if follow(item).Kind == yaml.MappingNode {
 			read(item)
 		} else {
 			p.mistake(p.at(item), "config error, yaml file contains list of type other than map: %s%s", plain(item), itemAdvice(key, item))
 		}
-	}
+	})
 }
 
 func follow(n *yaml.Node) *yaml.Node {
