@@ -149,6 +149,8 @@ func (k *Keeper) report(change func(*Status)) {
 	change(&k.status)
 }
 
+func (k *Keeper) answered() { k.report(func(s *Status) { s.Seen, s.Err = k.config.Clock(), nil }) }
+
 // Run polls for changes until ctx ends, and calls polled after each poll.
 func (k *Keeper) Run(ctx context.Context, polled func()) {
 	for {
@@ -169,7 +171,7 @@ func (k *Keeper) Poll(ctx context.Context) error {
 	err := k.sync(ctx)
 	switch {
 	case err == nil:
-		k.report(func(s *Status) { s.Seen, s.Err = k.config.Clock(), nil })
+		k.answered()
 	case ctx.Err() == nil:
 		k.report(func(s *Status) { s.Errors, s.Err = s.Errors+1, fmt.Errorf("adjustments cannot be read: %w", err) })
 	}
@@ -386,7 +388,7 @@ func (k *Keeper) Change(ctx context.Context, o Operation) (*Entry, error) {
 		case err != nil:
 			return nil, fmt.Errorf("the outcome of the change is unknown; if it was made, the audit lists it as operation %s: %w", o.ID, err)
 		case done:
-			k.report(func(s *Status) { s.Seen, s.Err = k.config.Clock(), nil })
+			k.answered()
 			k.settle([]*Entry{e})
 			k.use(next)
 			return e, nil

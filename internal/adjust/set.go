@@ -130,13 +130,13 @@ func (s *Set) since(head string) (entries []*Entry, known bool) {
 }
 
 // newest returns the last change of a target, or nil.
-func (s *Set) newest(target string) (last *Entry) {
-	for _, e := range s.changes {
+func (s *Set) newest(target string) *Entry {
+	for _, e := range slices.Backward(s.changes) {
 		if e.Target == target {
-			last = e
+			return e
 		}
 	}
-	return last
+	return nil
 }
 
 // Differences returns the adjustments that are in only one of two Sets, or that are not equal in both. For the

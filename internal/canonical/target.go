@@ -22,10 +22,10 @@ func Split(target string) (path, query string) {
 // Path returns the normalized form of path. Conditions are compared with this form, and it becomes part of keys.
 // Path decodes percent escapes once. Invalid escapes stay unchanged. If the result starts with "/", Path also
 // resolves "//", "." and "..".
-func Path(path string) string { return resolve(Unescape(path)) }
+func Path(path string) string { return Resolve(Unescape(path)) }
 
-// resolve resolves empty segments, "." and ".." in a path that starts with "/". It returns other paths unchanged.
-func resolve(path string) string {
+// Resolve resolves empty segments, "." and ".." in a path that starts with "/". It returns other paths unchanged.
+func Resolve(path string) string {
 	if !strings.HasPrefix(path, "/") || !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
 	}
@@ -62,7 +62,7 @@ const (
 )
 
 // Fold removes the differences in the set ignored from path, so that paths with no other difference become equal.
-// path must be a result of Path.
+// path must be a result of Path or Unescape.
 func Fold(path string, ignored Ignore) string {
 	if ignored&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")
@@ -70,7 +70,7 @@ func Fold(path string, ignored Ignore) string {
 	if ignored&IgnoreParameters != 0 {
 		path = withoutParameters(path)
 	}
-	path = resolve(path) // the steps above may have created segments such as ".."
+	path = Resolve(path) // the steps above may have created segments such as ".."
 	if ignored&IgnoreCase != 0 {
 		path = strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s")
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, dottedI, "i"), dotlessI, "i"))

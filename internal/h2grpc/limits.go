@@ -62,8 +62,8 @@ const (
 	// maxBuffered bounds the memory of incomplete requests, of streams of Config.Others, of delayed answers and of answers
 	// that wait for the client's windows, and separately the memory of submitted requests. Beyond the bound, an incomplete
 	// request is denied, or reset if Config.Others serves it, a further stream of Config.Others is refused, a request whose
-	// answer would be delayed is denied, and an answer that would have to wait for windows is reset. While the submitted requests exceed
-	// it, the connection is not read. There is room for the bodies of two requests of the greatest length.
+	// answer would be delayed is denied, and an answer that would have to wait for windows is reset. While the submitted
+	// requests exceed it, the connection is not read. There is room for the bodies of two requests of the greatest length.
 	maxBuffered = 2*streamWindow + 1<<20
 	// maxRefused is the number of body bytes after which a request with a refusal is answered, although it is
 	// incomplete.

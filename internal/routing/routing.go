@@ -34,33 +34,30 @@ type Request struct {
 
 // SetPath sets the path of q to that of a target.
 func (q *Request) SetPath(path string) {
-	q.decoded, q.Path = canonical.Unescape(path), canonical.Path(path)
+	q.decoded = canonical.Unescape(path)
+	q.Path, q.fold = canonical.Resolve(q.decoded), folded{}
 }
 
 // folded caches the last result of canonical.Fold. That is enough, because most routes have the same
 // path_ignores.
 type folded struct {
-	path, result string
-	ignore       canonical.Ignore
+	ignore canonical.Ignore
+	path   string
+	// unclear means that the path depends on whether ".." is resolved before or after an application ignores something:
+	// /b/a/..;x/../login is /b/a/login or /login.
+	unclear bool
 }
 
-// path returns the path of q, folded by canonical.Fold.
-func (q *Request) path(ignore canonical.Ignore) string {
-	switch f := &q.fold; {
+// folded returns the path of q, folded by canonical.Fold.
+func (q *Request) folded(ignore canonical.Ignore) folded {
+	switch {
 	case ignore == 0:
-		return q.Path
-	case f.ignore != ignore || f.path != q.Path:
-		*f = folded{q.Path, canonical.Fold(q.Path, ignore), ignore}
-		fallthrough
-	default:
-		return f.result
+		return folded{path: q.Path}
+	case q.fold.ignore != ignore:
+		path := canonical.Fold(q.Path, ignore)
+		q.fold = folded{ignore, path, q.decoded != q.Path && canonical.Fold(q.decoded, ignore) != path}
 	}
-}
-
-// unclear reports whether the path depends on whether ".." is resolved before or after an application ignores something:
-// /b/a/..;x/../login is /b/a/login or /login.
-func (q *Request) unclear(ignore canonical.Ignore) bool {
-	return canonical.Fold(q.decoded, ignore) != q.path(ignore)
+	return q.fold
 }
 
 // HostName returns host in lower case, without port and trailing dot.
@@ -97,7 +94,7 @@ func matches(r *limiter.Route, q *Request) bool {
 
 // matchesTarget reports whether all conditions of r hold, except those on headers.
 func matchesTarget(r *limiter.Route, q *Request) bool {
-	return r.MatchesPath(q.path(r.Ignore)) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
+	return r.MatchesPath(q.folded(r.Ignore).path) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
 // Repeated returns a header or cookie that affects which limits apply and of which applications may read different
@@ -114,7 +111,7 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	}
 	for i := range a.Routes {
 		one := &a.Routes[i]
-		if one.Ignore != 0 && q.decoded != q.Path && q.unclear(one.Ignore) {
+		if q.folded(one.Ignore).unclear {
 			return limiter.FromPath.String()
 		}
 		for j := range one.Headers {
@@ -186,7 +183,7 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 	case limiter.FromMethod:
 		return q.Method, true
 	case limiter.FromPath:
-		return q.path(r.Ignore), true
+		return q.folded(r.Ignore).path, true
 	case limiter.FromHost:
 		return q.Host, q.Host != ""
 	case limiter.FromHeader:

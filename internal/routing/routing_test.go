@@ -210,7 +210,7 @@ func TestARequestWithAnotherPath(t *testing.T) {
 `)
 	q := request("GET /LOGIN")
 	for _, c := range []struct{ path, want string }{{"/LOGIN", "/login"}, {"/Other/", "/Other"}, {"/Login", "/login"}, {"/LOGIN/", "/LOGIN"}} {
-		q.Path = c.path
+		q.SetPath(c.path)
 		r := Find(a, q)
 		if got, ok := Value(a, r, &r.Descriptors[0][0], q); !ok || got != c.want {
 			t.Errorf("%s: got %s %t, want %s", c.path, got, ok, c.want)
