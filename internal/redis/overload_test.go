@@ -34,7 +34,7 @@ const (
 )
 
 func newPaced(each time.Duration) *paced {
-	p := &paced{each: each, rng: rand.New(rand.NewPCG(1, 2)), until: time.Now().Add(200 * ms)}
+	p := &paced{each: each, rng: rand.New(rand.NewPCG(1, 2)), until: time.Now().Add(400 * ms)}
 	p.store = stores.Deadline(blocking(10*ms, p.decide), 10*ms, 0, nil)
 	return p
 }
