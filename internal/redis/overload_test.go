@@ -34,7 +34,7 @@ const (
 )
 
 func newPaced(each time.Duration) *paced {
-	p := &paced{each: each, rng: rand.New(rand.NewPCG(1, 2)), until: time.Now().Add(400 * ms)}
+	p := &paced{each: each, rng: rand.New(rand.NewPCG(1, 2)), until: time.Now().Add(600 * ms)}
 	p.store = stores.Deadline(blocking(10*ms, p.decide), 10*ms, 0, nil)
 	return p
 }
@@ -148,6 +148,11 @@ func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
 				})
 			}
 		}
+		under("20 connections, 5 times the capacity, and the first call takes as long as one to a far server", 0.8, func(p *paced, all *tally) float64 {
+			p.free = time.Now().Add(2 * nearTrip)
+			p.submit(&backend.Source{}, 1, all, func() {})
+			return 0.7 * p.flood(20, 5, all) // less, because it is found out only then that the server is near
+		})
 		for _, outstanding := range []int{100, 1000, 10_000} {
 			under(fmt.Sprint(outstanding, " outstanding"), 0.95, func(p *paced, all *tally) float64 {
 				p.busy(outstanding, all)

@@ -33,6 +33,8 @@ const (
 	// farCalls is the largest number of calls in flight to a server whose round trip takes longer than nearTrip. So
 	// a batch that comes while calls are in flight waits for a sixteenth of a round trip instead of up to a whole one. It
 	// waits for nearTrip at least: a far server gets no more calls a second than a near one.
+	// If the server has work for a round trip besides two full calls, more calls would only wait there. So a near server that
+	// once took long for a small call, and counts as far, decides in time under overload.
 	farCalls = 16
 	nearTrip = time.Millisecond
 )
@@ -207,7 +209,8 @@ func (q *queue) callEnded(now time.Time) effects {
 
 func (q *queue) startDue(now time.Time) effects {
 	most, pause := q.maxCalls, q.timeout/2
-	if q.trip > nearTrip {
+	beyond := time.Duration(q.sent-maxCalls*q.size()) * q.pace // the work in flight, without that of two full calls
+	if q.trip > nearTrip && beyond < q.trip {
 		most, pause = max(most, farCalls), min(pause, max(nearTrip, q.trip/farCalls))
 	}
 	switch out := now.Sub(q.started); {
