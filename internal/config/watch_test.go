@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,21 +17,21 @@ import (
 // several polls, and fails the test unless there was one change since the last call, or none.
 func watched(t *testing.T, paths ...string) (noticed func(subject string, want int), load func()) {
 	t.Helper()
-	changes, w := 0, NewWatcher(paths)
+	var changes atomic.Int32
+	w := NewWatcher(paths)
 	load = func() { w.Load(Options{}) }
 	load()
 	go w.Run(t.Context(), func() {
-		changes++
+		changes.Add(1)
 		load()
 	})
 	return func(subject string, want int) {
 		t.Helper()
 		time.Sleep(10 * poll)
 		synctest.Wait()
-		if changes != want {
-			t.Errorf("%s: onChange was called %d times; want %d", subject, changes, want)
+		if got := changes.Swap(0); int(got) != want {
+			t.Errorf("%s: onChange was called %d times; want %d", subject, got, want)
 		}
-		changes = 0
 	}, load
 }
 
