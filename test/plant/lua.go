@@ -112,16 +112,13 @@ import (
 
 var plantedChosen, _ = plantedconv.Atoi(plantedos.Getenv("PLANTED"))
 
-var plantedList = plantedos.Getenv("PLANTED_REACHED")
+var plantedList, _ = plantedos.OpenFile(plantedos.Getenv("PLANTED_REACHED"), plantedos.O_APPEND|plantedos.O_CREATE|plantedos.O_WRONLY, 0o600)
 
 var plantedSeen [%d]plantedatomic.Bool
 
 func planted(n int) bool {
-	if plantedList != "" && !plantedSeen[n].Swap(true) {
-		if f, err := plantedos.OpenFile(plantedList, plantedos.O_APPEND|plantedos.O_CREATE|plantedos.O_WRONLY, 0o600); err == nil {
-			f.WriteString(plantedconv.Itoa(n) + "\n")
-			f.Close()
-		}
+	if plantedList != nil && !plantedSeen[n].Swap(true) {
+		plantedList.WriteString(plantedconv.Itoa(n) + "\n")
 	}
 	return n == plantedChosen
 }
