@@ -54,7 +54,7 @@ func (c *sizeCmd) Run(a *app) error {
 		return err
 	}
 	start := time.Now()
-	server, err := startChild(a, "rlsidecar", listen, c.Sidecar, "serve", "--config", folder, "--drain-delay", "0s",
+	server, err := startChild(a, "rlsidecar", admin, c.Sidecar, "serve", "--config", folder, "--drain-delay", "0s",
 		"--grpc-listen", listen, "--http-listen", httpListen, "--admin-listen", admin)
 	if err != nil {
 		return err
