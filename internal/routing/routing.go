@@ -85,7 +85,10 @@ func matches(r *limiter.Route, q *Request) bool {
 	for i := range r.Headers {
 		h := &r.Headers[i]
 		lines := q.Header[h.Name]
-		if len(lines) == 0 || lines[0] != h.Value && (!h.Prefix || !strings.HasPrefix(lines[0], h.Value)) {
+		if len(lines) == 0 {
+			return false
+		}
+		if value := canonical.Trim(lines[0]); value != h.Value && (!h.Prefix || !strings.HasPrefix(value, h.Value)) {
 			return false
 		}
 	}

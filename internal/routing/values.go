@@ -6,6 +6,8 @@ import (
 	"iter"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/rlsidecar/rlsidecar/internal/canonical"
 )
 
@@ -17,14 +19,13 @@ func cookies(lines []string, name string) iter.Seq2[string, bool] {
 			for line != "" {
 				var pair string
 				pair, line, _ = strings.Cut(line, ";")
+				pair = canonical.Trim(pair)
 				key, value, is := strings.Cut(pair, "=")
-				if key = canonical.Trim(key); !is || key != name && canonical.Unescape(key) != name {
-					if hidesCookie(pair, name) && !yield("", false) {
+				if hidesCookie(pair, name) {
+					if !yield("", false) {
 						return
 					}
-					continue
-				}
-				if !yield(canonical.Cookie(value)) {
+				} else if is && isCookieName(canonical.TrimRight(key), name) && !yield(canonical.Cookie(value)) {
 					return
 				}
 			}
@@ -32,20 +33,33 @@ func cookies(lines []string, name string) iter.Seq2[string, bool] {
 	}
 }
 
-// hidesCookie reports whether pair, which is another cookie, contains name and "=" after a blank, a comma or a quote.
-// Some applications, such as those with Python's http.cookies, treat this as a cookie of its own.
+// inPHP has the characters that PHP replaces in the names of cookies.
+var inPHP = strings.NewReplacer(" ", "_", ".", "_", "[", "_")
+
+// isCookieName reports whether some applications treat a cookie called key as one called name. ASP.NET ignores case.
+func isCookieName(key, name string) bool {
+	return key == name || strings.EqualFold(inPHP.Replace(canonical.Unescape(key)), inPHP.Replace(name))
+}
+
+// hidesCookie reports whether pair is not valid by RFC 6265, and contains a cookie called name behind a character that
+// names of cookies cannot have. Python's http.cookies finds such a cookie behind a blank, and ASP.NET also behind
+// other characters.
 func hidesCookie(pair, name string) bool {
-	for {
-		i := strings.Index(pair, name)
-		if i < 0 {
-			return false
+	isOther := func(r rune) bool { return !httpguts.IsTokenRune(r) }
+	isOtherInValue := func(r rune) bool { return isOther(r) && !strings.ContainsRune("()/:<=>?@[]{}", r) }
+	if key, value, _ := strings.Cut(pair, "="); key != "" && !strings.ContainsFunc(key, isOther) && !strings.ContainsFunc(value, isOtherInValue) {
+		return false
+	}
+	for i, c := range []byte(pair) {
+		if c != '=' {
+			continue
 		}
-		rest := canonical.TrimLeft(pair[i+len(name):])
-		if i > 0 && strings.IndexByte(" \t,\"", pair[i-1]) >= 0 && strings.HasPrefix(rest, "=") {
+		before := canonical.TrimRight(pair[:i])
+		if start := strings.LastIndexFunc(before, isOther) + 1; start > 0 && isCookieName(before[start:], name) {
 			return true
 		}
-		pair = pair[i+len(name):]
 	}
+	return false
 }
 
 func cookie(lines []string, name string) (value string, ok bool) {
