@@ -24,7 +24,7 @@ import (
 // (stores.Parts).
 type cluster struct {
 	client  *goredis.ClusterClient
-	masters masters // client, or a simulated one
+	masters Masters // client, or those of a simulation
 	clock   clock.Clock
 	spawn   func(f func())
 	keys    keys
@@ -50,7 +50,8 @@ type cluster struct {
 	end       context.CancelFunc
 }
 
-type masters interface {
+// Masters are the masters of a Cluster.
+type Masters interface {
 	MasterForKey(ctx context.Context, key string) (*goredis.Client, error)
 	// ForEachMaster reads the layout, and then calls f with each master.
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
@@ -116,7 +117,7 @@ const (
 
 func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, at func(addr string) *node) (backend.Store, *node), claims claims) *cluster {
 	s := &cluster{
-		client: client, masters: c.mastersOf(client), clock: claims.clock, spawn: func(f func()) { go f() },
+		client: client, masters: client, clock: claims.clock, spawn: func(f func()) { go f() },
 		keys: k, sum: k.sum(), timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
 	}
 	s.open, s.end = context.WithCancel(context.Background())
@@ -124,6 +125,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
 	if c.Machine != nil {
+		s.masters = c.Machine.Masters(client)
 		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Machine.Go, s.clock.Now, c.Machine.Below
 	}
 	s.inShards.Store = s.shards

@@ -47,12 +47,36 @@ func (c hookClock) Now() time.Time {
 func (hookClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
 // fakeMasters finds the master of each key with a function.
+var errNoLayout = errors.New("no layout")
+
+// answers is a goredis.Hook that answers each command.
+type answers func(cmd goredis.Cmder)
+
+func (answers) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (a answers) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
+	return func(_ context.Context, cmd goredis.Cmder) error {
+		a(cmd)
+		return cmd.Err()
+	}
+}
+
+func (a answers) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(_ context.Context, cmds []goredis.Cmder) error {
+		for _, cmd := range cmds {
+			a(cmd)
+		}
+		return cmds[0].Err()
+	}
+}
+
 type fakeMasters func() (*goredis.Client, error)
 
 func (m fakeMasters) MasterForKey(context.Context, string) (*goredis.Client, error) { return m() }
 
-func (fakeMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
-	return errNoLayout
+func (m fakeMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+	_, err := m()
+	return err
 }
 
 // The batch that does not read the layout fails at once.
@@ -87,24 +111,24 @@ func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 // A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
 // read in the background, the next request uses it without a further wait.
 func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
+	master := goredis.NewClient(&goredis.Options{Addr: "r1:6379"})
+	defer master.Close()
 	questions := 0
+	fake := fakeMasters(func() (*goredis.Client, error) {
+		if questions++; questions == 1 {
+			return nil, errNoLayout
+		}
+		return master, nil
+	})
 	machine := &Machine{
 		Clock: hookClock{func() {}}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
-		Call: func(_ context.Context, server string, commands []Command) {
-			c := &commands[0]
-			if c.Args[0] != "cluster" {
-				c.Err = ErrorReply("ERR reached " + server)
-				return
-			}
-			if questions++; questions == 1 {
-				c.Err = context.DeadlineExceeded
-				return
-			}
-			c.Reply = []Slots{{From: 0, To: 16383, Addr: "r1:6379"}}
+		Masters: func(*goredis.ClusterClient) Masters { return fake },
+		Connect: func(client *goredis.Client, _ func(context.Context, string) (string, error)) {
+			client.AddHook(answers(func(cmd goredis.Cmder) { cmd.SetErr(errors.New("reached " + client.Options().Addr)) }))
 		},
 	}
 	store := away(t, Config{URL: "redis+cluster://r0", Machine: machine})
-	for _, want := range []string{"no node", "reached r1:6379"} {
+	for _, want := range []string{"no layout", "reached r1:6379"} {
 		if err := takeAll(store, limited(1).Charges)[0].Err; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the answer is %v, not %q", err, want)
 		}

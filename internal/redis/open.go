@@ -128,7 +128,10 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.store = s.sender(u.master, o, nil)
 	default:
-		client := c.newClient(o)
+		client := newClient(o)
+		if c.Machine != nil {
+			c.Machine.connect(client, o.Addr)
+		}
 		s.client = client
 		s.store = s.sender(o.Addr, o, nil)
 	}
@@ -339,7 +342,7 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		MaxRedirects: 3, // MOVED and ASK are followed, because such a command has not run
 		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
-		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
+		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize,
 		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
 		ClusterStateReloadInterval: 2 * time.Second, // only a fallback, because errors reload the layout at once
 		MaintNotificationsConfig:   o.MaintNotificationsConfig,

@@ -118,17 +118,19 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
 		known: make(chan struct{}), now: s.clock.Now, machine: s.config.Machine,
 	}
-	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dialer(dial, new(atomic.Uint32)), 1, 0
+	w.master.Dialer, w.master.PoolSize = dialer(dial, new(atomic.Uint32)), 1
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.moved = s.masterChanged
 	s.sentinels = w
+	o.Network, o.Addr = "tcp", l.master
 	if w.machine != nil {
-		return w.simulate(o, l.hosts)
+		client := newClient(o)
+		w.simulate(client, l.hosts)
+		return client
 	}
 	for _, addr := range l.hosts {
 		w.watch(addr)
 	}
-	o.Network, o.Addr = "tcp", l.master
 	o.Dialer = dialer(func(ctx context.Context, _, _ string) (net.Conn, error) { return w.connect(ctx) }, &s.age)
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return checkMaster(ctx, cn) }
 	return newClient(o)
@@ -238,7 +240,7 @@ func (w *sentinels) clientOf(addr string) *goredis.Client {
 	o.Addr = addr
 	client := newClient(&o)
 	if w.machine != nil {
-		client.AddHook(simulation{w.machine, addr})
+		w.machine.connect(client, addr)
 	}
 	return client
 }

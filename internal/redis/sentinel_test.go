@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
@@ -114,13 +116,13 @@ func TestAPromotionEndsConnections(t *testing.T) {
 func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	w := &sentinels{name: "main", now: time.Now, closing: t.Context(), closed: true} // closed: no connection is made
 	w.view = view{master: "a:1", next: "b:1", nextAt: time.Now()}
-	w.machine = &Machine{Call: func(_ context.Context, _ string, commands []Command) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.view = w.view.promotes("c:1", time.Now())
-		for i := range commands {
-			commands[i].Reply = "role:master"
-		}
+	w.machine = &Machine{Connect: func(client *goredis.Client, _ func(context.Context, string) (string, error)) {
+		client.AddHook(answers(func(cmd goredis.Cmder) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.view = w.view.promotes("c:1", time.Now())
+			cmd.(*goredis.StringCmd).SetVal("role:master")
+		}))
 	}}
 	w.follow("b:1")
 	if w.view.master != "a:1" || w.view.next != "c:1" {

@@ -292,7 +292,7 @@ func (w *wire) connect(p *pipe) {
 // dialWire makes a connection that is ready for commands. It uses the pool of a separate client, which release closes.
 func dialWire(o goredis.Options) (conn net.Conn, release func(), err error) {
 	timeout := max(detachedTimeout, o.DialTimeout)
-	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+	o.PoolSize, o.MaxRetries = 1, -1
 	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = timeout, timeout, timeout
 	var made atomic.Pointer[net.Conn] // atomic, because go-redis may still dial after Ping has timed out
 	dial := o.Dialer

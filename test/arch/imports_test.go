@@ -83,6 +83,7 @@ var importers = map[string]map[string]string{
 	"github.com/redis/go-redis": {
 		"internal/redis":             "stores buckets over the network",
 		"internal/testkit/redistest": "starts servers for tests",
+		"test/simulate":              "replaces the connections of its clients",
 	},
 	"go.yaml.in/yaml": {
 		"internal/config":            "reads limits",

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/rlsidecar/rlsidecar/internal/redis"
 )
 
 // A Cluster starts with three masters. Slots move in blocks of 256, and their keys one by one, as MIGRATE
@@ -79,12 +77,12 @@ func (w *world) addNode() *server {
 }
 
 // slots returns the reply to CLUSTER SLOTS.
-func (l *layout) slots() (all []redis.Slots) {
+func (l *layout) slots() (all []slotRange) {
 	for b, s := range l.owner {
 		if n := len(all); n > 0 && all[n-1].Addr == s.name+":6379" {
 			all[n-1].To += ofBlock
 		} else {
-			all = append(all, redis.Slots{From: b * ofBlock, To: b*ofBlock + ofBlock - 1, Addr: s.name + ":6379"})
+			all = append(all, slotRange{From: b * ofBlock, To: b*ofBlock + ofBlock - 1, Addr: s.name + ":6379"})
 		}
 	}
 	return all
@@ -110,15 +108,15 @@ func (s *server) elsewhere(keys []string, asking bool) error {
 		return nil
 	case l.owner[b] == s && missing < len(keys), l.target[b] == s && asking && missing > 0 && len(keys) > 1:
 		s.w.seen(sawTryAgain)
-		return redis.ErrorReply("TRYAGAIN Multiple keys request during rehashing of slot")
+		return errorReply("TRYAGAIN Multiple keys request during rehashing of slot")
 	case l.owner[b] == s:
 		s.w.seen(sawAsk)
-		return redis.ErrorReply(fmt.Sprintf("ASK %d %s:6379", slot, l.target[b].name))
+		return errorReply(fmt.Sprintf("ASK %d %s:6379", slot, l.target[b].name))
 	case l.target[b] == s && asking:
 		return nil
 	default:
 		s.w.seen(sawMoved)
-		return redis.ErrorReply(fmt.Sprintf("MOVED %d %s:6379", slot, l.owner[b].name))
+		return errorReply(fmt.Sprintf("MOVED %d %s:6379", slot, l.owner[b].name))
 	}
 }
 

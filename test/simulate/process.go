@@ -140,7 +140,7 @@ func (p *process) openStore(url string) *redis.Store {
 
 func (p *process) machine() *redis.Machine {
 	return &redis.Machine{
-		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN, Pause: p.pause, Watch: p.watch,
+		Clock: p, Go: p.spawn, Below: p.rng.IntN, Pause: p.pause, Connect: p.connect, Masters: p.masters, Watch: p.watch,
 		Random: func(b []byte) {
 			for i := range b {
 				b[i] = byte(p.rng.Uint32())
@@ -240,7 +240,7 @@ func (s waiting) Submit(b *backend.Batch) {
 	done(b)
 }
 
-func (p *process) call(ctx context.Context, server string, commands []redis.Command) {
+func (p *process) call(ctx context.Context, server string, commands []command) {
 	if p.crashed {
 		failAll(commands, refused)
 		return
@@ -278,7 +278,7 @@ var (
 	errCut  = errors.New("connection reset by peer")
 )
 
-func failAll(commands []redis.Command, err error) {
+func failAll(commands []command, err error) {
 	for i := range commands {
 		commands[i].Reply, commands[i].Err = nil, err
 	}
@@ -286,7 +286,7 @@ func failAll(commands []redis.Command, err error) {
 
 // send sends commands to a server. It calls resume when all have replies or errors, at the latest after the
 // real time d.
-func (w *world) send(p *process, to string, commands []redis.Command, d time.Duration, resume func()) {
+func (w *world) send(p *process, to string, commands []command, d time.Duration, resume func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
@@ -307,7 +307,7 @@ func (w *world) send(p *process, to string, commands []redis.Command, d time.Dur
 			resume()
 		}
 	}
-	answers := make([]redis.Command, len(commands)) // a copy, because the caller reuses commands when the call has ended
+	answers := make([]command, len(commands)) // a copy, because the caller reuses commands when the call has ended
 	copy(answers, commands)
 	deadline = w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)

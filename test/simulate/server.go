@@ -14,7 +14,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -137,7 +136,7 @@ func (w *world) takeOver(old, next *server) {
 // waits returns how long the last command's answer waits for replicas, and sets its reply if it is WAIT. WAIT
 // counts the replicas that have the last write of its own connection. After commands that wrote nothing, it
 // does not wait for writes of other connections (since Redis 7.2).
-func (s *server) waits(commands []redis.Command) time.Duration {
+func (s *server) waits(commands []command) time.Duration {
 	last := &commands[len(commands)-1]
 	if last.Args[0] != "wait" || last.Err != nil {
 		return 0
@@ -169,17 +168,17 @@ func (s *server) get(key string) *value {
 	return v
 }
 
-func (s *server) execute(commands []redis.Command) {
+func (s *server) execute(commands []command) {
 	asking := false
 	s.wrote = false
 	for i := range commands {
 		c := &commands[i]
 		keys := keysOf(c.Args)
 		if s.refuses != "" {
-			c.Err = redis.ErrorReply(s.refuses)
+			c.Err = errorReply(s.refuses)
 		} else if s.isReplica && c.Args[0] != "info" {
 			s.w.seen(sawReadOnly)
-			c.Err = redis.ErrorReply("READONLY You can't write against a read only replica.")
+			c.Err = errorReply("READONLY You can't write against a read only replica.")
 		} else if len(keys) > 0 {
 			c.Err = s.elsewhere(keys, asking)
 		}
@@ -197,7 +196,7 @@ func (s *server) command(args []any) (any, error) {
 	case "evalsha":
 		which, ok := s.scripts[args[1].(string)]
 		if !ok {
-			return nil, redis.ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+			return nil, errorReply("NOSCRIPT No matching script. Please use EVAL.")
 		}
 		return s.script(which, args)
 	case "eval":
@@ -328,7 +327,7 @@ func (s *server) take(keys, args []any) (any, error) {
 	for _, key := range t.keys[len(keys):] { // keys in other slots, which the call cannot declare
 		if s.elsewhere([]string{key}, false) != nil {
 			s.w.seen(sawForeign)
-			return nil, redis.ErrorReply(foreignKey)
+			return nil, errorReply(foreignKey)
 		}
 	}
 	t.out = doubles(t.out[:0], int64(t.now))
