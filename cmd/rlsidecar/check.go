@@ -51,7 +51,7 @@ func (c *checkCmd) Run(a *app, parsed *kong.Context) error {
 	if err := readable(c.Paths); err != nil {
 		return err
 	}
-	options := c.options()
+	options := c.options(a.reference)
 	scheme, _, _ := strings.Cut(c.RedisURL, "://")
 	options.Cluster = strings.HasSuffix(scheme, "+cluster")
 	snapshot, problems := config.Load(c.Paths, options)

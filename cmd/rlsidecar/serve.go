@@ -90,13 +90,12 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 	}
 	s = c.Config
 	s.Version, s.Revision = build()
-	s.Defaults, s.LogListen, s.HTTPHeaders, s.NoJSON = c.options(), c.configSettings.LogListen, httpapi.HeaderSets(c.HTTPHeaders), c.HTTPJSON == "off"
+	s.Defaults, s.LogListen, s.HTTPHeaders, s.NoJSON = c.options(r), c.configSettings.LogListen, httpapi.HeaderSets(c.HTTPHeaders), c.HTTPJSON == "off"
 	s.Modes = limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode}
 	s.Answers = grpcapi.Options{
 		Metadata: c.DynamicMetadata || c.ReferenceMetadata, DeniedBy: c.DynamicMetadata,
 		Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
 	}
-	s.Defaults.ConsumeTogether = r.ConsumeTogether
 	if c.XDS.Server != "" && c.Consume == "auto" {
 		// Control planes write limits for the reference server, and proxies charge some of these limits after
 		// the work (token usage). A denied charge must still consume, or the work would be free.

@@ -78,9 +78,9 @@ func (s configSettings) Validate() error {
 	return nil
 }
 
-func (s configSettings) options() config.Options {
+func (s configSettings) options(r reference) config.Options {
 	failure := limiter.OnFailures[s.OnBackendFailure] // kong has already checked the value
-	return config.Options{ConsumeEach: s.Consume == "each", OnFailure: failure, LocalShare: s.LocalShare, KeepBlanks: s.KeepBlanks, MaxLimits: s.MaxLimits, LogListener: s.LogListen != ""}
+	return config.Options{ConsumeEach: s.Consume == "each", OnFailure: failure, LocalShare: s.LocalShare, KeepBlanks: s.KeepBlanks, ConsumeTogether: r.ConsumeTogether, MaxLimits: s.MaxLimits, LogListener: s.LogListen != ""}
 }
 
 // xds returns the control plane that provides the configuration. It returns the zero XDS if files do.
@@ -171,7 +171,7 @@ func (s configSettings) load(a *app, paths []string) (*limiter.Snapshot, error) 
 	if err := readable(paths); err != nil {
 		return nil, err
 	}
-	snapshot, problems := config.Load(paths, s.options())
+	snapshot, problems := config.Load(paths, s.options(a.reference))
 	for _, p := range problems {
 		fmt.Fprintln(a.stderr, p)
 	}

@@ -144,7 +144,7 @@ func (t *testRun) load(out *testedFile, paths []string) (*limiter.Snapshot, erro
 	if err := readable(full); err != nil {
 		return nil, err
 	}
-	snapshot, problems := config.Load(full, t.cmd.options())
+	snapshot, problems := config.Load(full, t.cmd.options(t.app.reference))
 	if snapshot == nil {
 		t.faulty(out, problems)
 	}
