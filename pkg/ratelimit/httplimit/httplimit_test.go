@@ -154,7 +154,7 @@ func TestKeysByHeaderAndValue(t *testing.T) {
 		headers []string
 	}{
 		{200, []string{"X-Api-Key", "k", "Authorization", bob}},
-		{200, []string{"X-Api-Key", " k\t", "Authorization", bob}},
+		{200, []string{"X-Api-Key", " k\t\u00a0", "Authorization", bob}},
 		{429, []string{"X-Api-Key", "k", "Authorization", bob}},
 		{200, []string{"X-Api-Key", "other", "Authorization", bob}},
 		{400, []string{"X-Api-Key", "k"}},

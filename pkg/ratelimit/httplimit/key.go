@@ -54,7 +54,7 @@ func ByHeader(name string) KeyFunc {
 		if len(lines) != 1 {
 			return "", false
 		}
-		value := strings.Trim(lines[0], " \t")
+		value := strings.TrimSpace(lines[0])
 		return value, value != ""
 	})
 }
