@@ -75,6 +75,9 @@ func (s configSettings) Validate() error {
 	if s.MaxLimits < 1 || s.MaxLimits > mostLimits {
 		return fmt.Errorf("RLSIDECAR_MAX_LIMITS must be between 1 and %d, but is %d", mostLimits, s.MaxLimits)
 	}
+	if !(s.LocalShare >= 0 && s.LocalShare <= 1) { // also if it is NaN
+		return fmt.Errorf("--local-share must be more than 0 and at most 1, but is %g", s.LocalShare)
+	}
 	return nil
 }
 
