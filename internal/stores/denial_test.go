@@ -40,6 +40,11 @@ func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
 			t.Errorf("%s: got %d; want unknown, %d, unless the decision is as decided", name, got, unknown)
 		}
+		var answer backend.Decision
+		is := newDenial(&charge, &decision, 0, time.Millisecond, time.Second)
+		if !is.answer(&charge, &answer, 0) || answer.Remaining != decision.Remaining || is.answer(&charge, &answer, is.until) {
+			t.Errorf("%s: answered with %+v; want %d remaining, and no answer when a retry may succeed", name, answer, decision.Remaining)
+		}
 	}
 }
 

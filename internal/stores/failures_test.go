@@ -118,5 +118,12 @@ func TestADenialAndALeaseOfOneBucket(t *testing.T) {
 		if d := take(t.Context(), s, leased(limit, "a", rest+s.Stats().Leased, 500))[0]; !d.Allowed {
 			t.Errorf("the rest and all leased units: got %+v; want allowed", d)
 		}
+		take(t.Context(), below, of(limit, "a", -300))
+		warm(t, s, hot)
+		take(t.Context(), below, of(limit, "a", left(t, below, hot)))
+		take(t.Context(), s, of(limit, "a", 1)) // denied
+		if d := take(t.Context(), s, leased(limit, "a", s.Stats().Leased, 500))[0]; !d.Allowed {
+			t.Errorf("all units that are left are leased: got %+v; want allowed", d)
+		}
 	})
 }

@@ -59,6 +59,9 @@ type recorder struct {
 func (r *recorder) Submit(b *backend.Batch) {
 	copied := make([]backend.Charge, len(b.Charges))
 	for i, c := range b.Charges {
+		if b.Decisions[i] != (backend.Decision{}) {
+			panic("the decisions of a submitted batch are not zero")
+		}
 		c.Key = append([]byte(nil), c.Key...)
 		copied[i] = c
 	}

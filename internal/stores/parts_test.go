@@ -1,8 +1,10 @@
 package stores_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -131,7 +133,7 @@ func TestWhatADeniedPartOfAGroupChanges(t *testing.T) {
 // reliably.
 func TestPartsThatCannotBeDecided(t *testing.T) {
 	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
-	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))
+	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer: %w", backend.ErrUnavailable, context.DeadlineExceeded))
 	charge := func(key string, cost int64) backend.Charge { return of(tokens(t, 10, algorithms.Day, 10), key, cost) }
 	well := memory.New(memory.Config{})
 	for name, c := range map[string]struct {
@@ -143,14 +145,15 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 		"no answer, and one not sent":     {part(unknown, charge("a", 1)), part(unsent, charge("b", 1)), false},
 		"one not sent, and no answer":     {part(unsent, charge("a", 1)), part(unknown, charge("b", 1)), false},
 		"a refund, and one not sent":      {part(well, charge("a", -1)), part(unsent, charge("b", -1)), false},
+		"a refund, and no answer":         {part(well, charge("a", -1)), part(unknown, charge("b", -1)), false},
 		"a refund that waited for others": {part(well, charge("a", -1)), part(unsent, charge("b", 1)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			undos := stores.NewUndos(time.Minute)
 			defer undos.Close()
 			for i, d := range chargeInParts(t, undos, c.a, c.b) {
-				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken {
-					t.Errorf("charge %d: %v; want an ErrUnavailable, which is an ErrNotTaken: %v", i, d.Err, c.notTaken)
+				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken || errors.Is(d.Err, context.DeadlineExceeded) != strings.Contains(name, "no answer") {
+					t.Errorf("charge %d: %v; want an ErrUnavailable, which is an ErrNotTaken: %v, and the error of a part without an answer", i, d.Err, c.notTaken)
 				}
 			}
 		})
