@@ -31,7 +31,7 @@ import (
 // a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are
 // written to the copy and never read. Groups that the wrapped Store decides at once (immediate) are not copied.
 //
-// If panicked is not nil, it is called with the value of each panic in a Done that the timer calls.
+// panicked is called with the value of each panic in a Done that the timer calls.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	return DeadlineBy(clock.System, next, timeout, margin, panicked)
 }
@@ -220,7 +220,7 @@ func isKnown(b *backend.Batch, first, end int) bool {
 // expire recovers from a panic in Done, so that overdue still ends the other batches.
 func (s *deadlineStore) expire(b *backend.Batch) {
 	defer func() {
-		if p := recover(); p != nil && s.panicked != nil {
+		if p := recover(); p != nil {
 			s.panicked(p)
 		}
 	}()

@@ -14,18 +14,17 @@ type excerpt struct {
 	decisions []backend.Decision
 	known     []atomic.Bool
 	positions []int32 // the positions of the charges in the whole batch
-	numbers   int
 }
 
 // add appends one or more adjacent groups of the whole batch. position is the position of their first charge there.
 func (e *excerpt) add(charges []backend.Charge, position int) {
-	from := len(e.charges)
+	from, group := len(e.charges), position
 	e.charges = append(e.charges, charges...)
 	for i := range charges {
-		if i == 0 || charges[i].Group != charges[i-1].Group {
-			e.numbers++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
+		if i > 0 && charges[i].Group != charges[i-1].Group {
+			group = position + i
 		}
-		e.charges[from+i].Group = e.numbers
+		e.charges[from+i].Group = group // unique, because groups that were not adjacent in the whole batch may have equal numbers
 		e.positions = append(e.positions, int32(position+i))
 	}
 }
@@ -86,7 +85,7 @@ func (e *excerpt) markOthers(whole *backend.Batch) {
 
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be garbage-collected
-	e.charges, e.positions, e.numbers = e.charges[:0], e.positions[:0], 0
+	e.charges, e.positions = e.charges[:0], e.positions[:0]
 }
 
 func zeroed[T any](s []T, n int) []T {

@@ -129,7 +129,7 @@ func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	if rest := l.edge - now; rest > 0 && rest < span {
 		needs = min(needs, rate*float64(rest)+1-float64(have))
 	}
-	n = int64(min(needs, float64(n))) >> min(l.failed, 62)
+	n = int64(min(needs, float64(n))) >> l.failed
 	return max(0, n-n%cost)
 }
 
