@@ -169,7 +169,8 @@ func newQueue(timeout time.Duration) queue {
 	return queue{timeout: timeout, maxCalls: maxCalls, maxBatch: maxBatch, maxWait: maxWaiting, places: map[*backend.Source]*place{}}
 }
 
-func (q *queue) idle() bool { return q.inFlight == 0 && q.waiting == 0 }
+// idle reports whether no call is in flight. Then no charge waits.
+func (q *queue) idle() bool { return q.inFlight == 0 }
 
 // submit adds b, which must have charges. If submit returns an error, the queue does not contain b.
 func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
@@ -287,11 +288,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 			q.removeFirst()
 			continue
 		}
-		room := size - c.charges
-		share := room
-		if q.waiting > room {
-			share = max(1, room/q.sources)
-		}
+		share := max(1, (size-c.charges)/q.sources)
 		if full = !q.serve(c, p, share, size, now); !full && q.first.next != nil {
 			q.first = p.next
 			q.push(p)

@@ -152,17 +152,21 @@ func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 func TestQueueLearnsThePaceOfTheServer(t *testing.T) {
 	for _, test := range []struct {
 		is      string
+		was     time.Duration
 		charges int
 		took    time.Duration
 		failed  bool
 		want    time.Duration
 	}{
-		{"a large call", 100, ms, false, 10 * time.Microsecond},
-		{"a small call", 31, ms, false, 0},
-		{"a call without a connection", 100, 0, true, 0},
-		{"a call that the server did not decide within the timeout", 100, 10 * ms, true, 100 * time.Microsecond},
+		{"a large call", 0, 100, ms, false, 10 * time.Microsecond},
+		{"a faster call", 20 * time.Microsecond, 100, ms, false, 10 * time.Microsecond},
+		{"a slower call counts an eighth", 8 * time.Microsecond, 100, ms, false, 9*time.Microsecond + 1},
+		{"a small call", 0, 31, ms, false, 0},
+		{"a call without a connection", 0, 100, 0, true, 0},
+		{"a call that the server did not decide within the timeout", 0, 100, 10 * ms, true, 100 * time.Microsecond},
 	} {
 		q := newQueue(10 * ms)
+		q.pace = test.was
 		q.took(&call{charges: test.charges, started: at(0)}, at(test.took), test.failed)
 		if q.pace != test.want || q.usual != test.took/8 { // usual is a moving average
 			t.Errorf("%s: got %v for a charge, want %v; usually %v, want %v", test.is, q.pace, test.want, q.usual, test.took/8)
@@ -533,7 +537,7 @@ func (s *schedule) finish() {
 		case len(s.batches) > 0:
 			s.t.Fatalf("%d batches do not end", len(s.batches))
 		default:
-			if !s.q.idle() || s.q.suspended != 0 || len(s.q.places) > 0 && s.q.waiting > 0 {
+			if !s.q.idle() || s.q.waiting+s.q.suspended != 0 {
 				s.t.Errorf("at the end: %+v; want an idle queue without charges", s.q)
 			}
 			return

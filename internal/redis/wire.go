@@ -493,8 +493,8 @@ func (w *wire) tick() {
 	now := time.Now()
 	w.due = time.Time{}
 	for _, p := range w.pipes {
-		for i := 0; i < len(p.flights); i++ {
-			x := p.flights[i].x
+		for i, f := range slices.Backward(p.flights) {
+			x := f.x
 			if x == nil {
 				continue
 			}
@@ -510,7 +510,6 @@ func (w *wire) tick() {
 			case i >= p.written:
 				unsent = append(unsent, x)
 				p.remove(i)
-				i--
 			default:
 				late = append(late, x)
 				p.flights[i].x = nil
