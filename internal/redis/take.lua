@@ -376,7 +376,6 @@ local function with_slots(now, given, names)
     if not l or flags % 2 == 1 then return end
     pos = pos + 32
     if flags % 4 >= 2 then pos = pos + 16 end
-    if flags % 256 >= 128 then pos = pos + 8 end
     local d = {
       cost = cost, free = flags % 1024 >= 512, slot = false, op = 0, ttl = 0, allowed = true, never = false, value = 0,
       remaining = 0, retry = 0, reset = 0, wait = 0, blocked = 0, lost = 0, timed = true,
@@ -1506,10 +1505,7 @@ while true do
       if a.reserve then r = l.max_reserved end
       local reach = max(0, min(l.max_reserved, k.most - l.capacity))
       local goal = full + r * unit - cost
-      if a.reserve and reach < r then
-        goal = min(goal, full)
-        if cost <= reach * unit then goal = full + reach * unit - cost end
-      end
+      if a.reserve then goal = max(min(goal, full), full + reach * unit - cost) end
       if a.reserve and a.max_wait > 0 then goal = min(goal, full, full - cost + inflow_in(l, a.max_wait)) end
       if cost < 0 then
         local over = a.of > 0 and l.kind == WINDOW

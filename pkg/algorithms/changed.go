@@ -291,10 +291,8 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	}
 	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that l allows and the old numbers can express
 	goal := full + r*unit - cost                           // a is allowed if the consumption before it is at most goal
-	if a.Reserve && reach < r {
-		if goal = min(goal, full); cost <= reach*unit {
-			goal = full + reach*unit - cost
-		}
+	if a.Reserve {
+		goal = max(min(goal, full), full+reach*unit-cost)
 	}
 	if a.Reserve && a.MaxWait > 0 {
 		// How fast the debt shrinks depends on the limit that charges next. So a charge that would wait is allowed only after

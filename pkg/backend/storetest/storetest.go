@@ -263,11 +263,12 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 			want(false, 1)
 			clock.Set(clock.Now() + 1)
 		}
-		clock.Set(clock.Now() + 3*minute)
+		clock.Set(clock.Now() + 3*minute - 1)
 		if spec.Calendar == nil {
 			want(true, 0)
 		}
 		want(false, 0)
+		clock.Set(clock.Now() + 1)
 		want(false, minute)
 		bucket.Terms.Cost = -1
 		want(true, 0)

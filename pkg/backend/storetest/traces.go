@@ -166,7 +166,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				}
 				if limit.Kind == algorithms.Concurrency {
 					terms := &charges[len(charges)-1].Terms
-					*terms = algorithms.Charge{Cost: min(cost, 20-19*rng.Int64N(2)), DryRun: terms.DryRun, Slot: slot(rng)}
+					*terms = algorithms.Charge{Cost: min(cost, 20-19*rng.Int64N(2)), DryRun: terms.DryRun, MaxWait: terms.MaxWait, Slot: slot(rng)}
 				}
 			}
 			for i := range charges[from:] {

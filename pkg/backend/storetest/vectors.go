@@ -97,6 +97,9 @@ func vectors() []vector {
 	fast := func(n int64) algorithms.Spec {
 		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: n, Period: 10 * s}
 	}
+	slow := func(seconds algorithms.Micros, capacity int64) algorithms.Spec {
+		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: seconds * s, Capacity: &capacity}
+	}
 	credits := func(capacity int64) algorithms.Spec {
 		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: year, Capacity: &capacity, Initial: n(0)}
 	}
@@ -222,6 +225,10 @@ func vectors() []vector {
 			{at: 9500*ms - 1, by: fast(10), cost: 5, left: 4, retry: 1},
 			{at: 9500 * ms, by: fast(10), cost: 5, allowed: true},
 			{at: 9500 * ms, by: fast(10), cost: 1, retry: s}, // the allowed charge has converted the state
+		}},
+		{"more consumption than the new numbers can express", slow(2, 4e9), []step{
+			{cost: 4e9, allowed: true},
+			{by: slow(3, 1e9), cost: 1, left: (int64(1e9*3e6)-1<<53)/3e6 - 1, retry: (6e9 + 2) * s},
 		}},
 		{"22 the balance of a raised capacity", credits(100_000), []step{
 			{cost: 1, retry: year},
