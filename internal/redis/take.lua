@@ -1885,7 +1885,7 @@ while true do
     local function counted(l, was, t)
       local d = { blocks = 0, till = 0 }
       if was then
-        if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
+        if t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
         local before = t - l.period * l.tick
         for i = 1, #was do
           if #d > 0 or was[i] > before then d[#d + 1] = was[i] end

@@ -96,7 +96,7 @@ func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	p, d := l.Penalty, &Denials{}
 	if was != nil {
-		if was.Blocks > 0 && now < was.Until+p.Max {
+		if now < was.Until+p.Max {
 			d.Blocks, d.Until = was.Blocks, was.Until
 		}
 		d.Times = was.Times
