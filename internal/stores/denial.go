@@ -93,7 +93,7 @@ func remembers(group []backend.Charge) bool {
 // remember updates the remembered decisions after the wrapped Store has decided a group. parts is nil, or has the parts
 // of charges; the held ones were not submitted.
 func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
-	if allAllowed(charges, decisions) || backend.ConsumedAny(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
+	if backend.Allowed(charges, decisions) || backend.ConsumedAny(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
 		for i := range charges {
 			if c := &charges[i]; (c.Terms.Cost > 0 || c.Own != nil) && !c.Terms.DryRun && (parts == nil || !parts[i].held) {
 				s.forget(c.Key)
@@ -118,15 +118,6 @@ func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cache
 			s.rememberDenial(t, d)
 		}
 	}
-}
-
-func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
-	for i := range decisions {
-		if decisions[i].Err != nil {
-			return false
-		}
-	}
-	return backend.Allowed(charges, decisions)
 }
 
 // rememberDenial remembers d, unless this process may have changed the bucket since it submitted the flight t.

@@ -184,7 +184,7 @@ func (sh *cacheShard) returnAll(list []backend.Charge, l *hotKey, now time.Durat
 func (sh *cacheShard) returnCharge(c *backend.Charge, units int64, g *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
-	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
+	if len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // no returns, because the inflow since the grant is not known for each shard
 	}
 	if n := unused(c.Limit, units, micros(now-g.grantedAt)); n > 0 {
