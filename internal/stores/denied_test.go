@@ -46,7 +46,7 @@ func TestAStepOfTheWallClockEndsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start, step := time.Now(), time.Duration(0)
 		s, calls := newCache(stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) {
-			return time.Since(start), time.Since(start) + step
+			return time.Since(start), time.Hour + time.Since(start) + step
 		}})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		expect(t, s, calls, 1, of(limit, "a", 3), true, 0)

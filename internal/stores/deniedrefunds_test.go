@@ -1,6 +1,7 @@
 package stores_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,7 +70,8 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 
 func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		calls := &recorder{next: after(10*ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
+		var down atomic.Bool
+		calls := &recorder{next: after(10*ms, failsWhile(&down, memory.New(memory.Config{Clock: storetest.Times(wall)})))}
 		s := stores.Cache(calls, stores.CacheConfig{MaxAge: time.Second})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
@@ -82,6 +84,12 @@ func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 		if took := time.Since(start); d.Allowed || took > 0 || calls.count() != 3 {
 			t.Errorf("got %+v after %v and %d calls; want the cached denial at once, and one call that revalidates it", d, took, calls.count())
 		}
-		time.Sleep(10 * ms)
+		time.Sleep(time.Second)
+		down.Store(true)
+		for range 2 {
+			if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Err == nil {
+				t.Errorf("revalidation fails: got %+v, want the error", d)
+			}
+		}
 	})
 }

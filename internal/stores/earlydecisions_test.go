@@ -111,6 +111,11 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 					Done: func(*backend.Batch) { close(done) },
 				}
 				s.Submit(b)
+				for i, want := range c.decidedInTime {
+					if got := b.IsKnown(i); got != want {
+						t.Errorf("%s: known at once %t, want %t", c.of[i].Key, got, want)
+					}
+				}
 				time.Sleep(6 * ms)
 				<-done
 				for i, decidedInTime := range c.decidedInTime {

@@ -125,5 +125,8 @@ func TestADenialAndALeaseOfOneBucket(t *testing.T) {
 		if d := take(t.Context(), s, leased(limit, "a", s.Stats().Leased, 500))[0]; !d.Allowed {
 			t.Errorf("all units that are left are leased: got %+v; want allowed", d)
 		}
+		for _, key := range []string{"b", "c"} { // next does not see the remembered decision on a
+			take(t.Context(), s, hot, of(limit, key, 1))
+		}
 	})
 }

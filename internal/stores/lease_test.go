@@ -57,7 +57,8 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := newLease()
 		exact := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
+		c := leased(compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day}), "a", 1, 50_000)
+		c.Terms.Hash = 1 << 63 // the windows start at noon
 		for i := range 100_000 {
 			got, want := take(t.Context(), s, c)[0], take(t.Context(), exact, c)[0]
 			if got.Decision != want.Decision || got.Err != nil || got.At > want.At {
