@@ -185,7 +185,7 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 			charges = append(charges, part)
 		}
 	}
-	m.charging = len(charges) > 0
+	m.charging = true
 	return charges
 }
 

@@ -201,6 +201,13 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	draws("one that fails", 3, 0, 2, 1) // the shards 3, 0 and 2 have 5, 4 and 3 units; shard 1 has 8, and has failed
 	time.Sleep(reloadPause)
 	draws("one that failed a while ago", 1, 3, 0, 2)
+	m.now = nil
+	observe(0, 3)
+	observe(2, 0)
+	observe(3, 6)
+	time.Sleep(time.Second / 2)
+	observe(1, 4)
+	draws("with what has flowed in by the clocks of the shards", 3, 0, 2, 1)
 }
 
 type submitFunc func(b *backend.Batch)

@@ -97,8 +97,8 @@ func TestAnUndoNeedsNotEachShard(t *testing.T) {
 	} {
 		c.Terms = test.terms
 		d := takeAll(s, []backend.Charge{c})[0]
-		if got := sum(values(t, shards, c)); got != test.left || !errors.Is(d.Err, test.err) {
-			t.Errorf("%+v: got %v, left %d; want %v, %d", test.terms, d.Err, got, test.err, test.left)
+		if got := sum(values(t, shards, c)); got != test.left || !errors.Is(d.Err, test.err) || d.Err == nil && d.At != clock.Now() {
+			t.Errorf("%+v: got %+v, left %d; want %v, %d", test.terms, d, got, test.err, test.left)
 		}
 	}
 }
@@ -109,14 +109,18 @@ func TestShardsThatLoseARace(t *testing.T) {
 	const s = algorithms.Second
 	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * s, Start: new(algorithms.Micros)}
 	for name, test := range map[string]struct {
-		spec  algorithms.Spec
-		late  bool
-		retry algorithms.Micros
-		left  int64
+		spec            algorithms.Spec
+		tries           int
+		other           int64
+		late            bool
+		retry           algorithms.Micros
+		remaining, left int64
 	}{
-		"token bucket":    {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * s}, false, 6 * s, 12}, // 3 of 15 are missing, and one of two shards is full
-		"the same window": {window, false, 100 * s, 12},
-		"the next window": {window, true, 100 * s, 14},
+		"token bucket":       {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * s}, 2, 8, false, 6 * s, 12, 12}, // 3 of 15 are missing, and one of two shards is full
+		"the same window":    {window, 2, 8, false, 100 * s, 12, 12},
+		"the next window":    {window, 2, 8, true, 100 * s, 12, 14},
+		"enough are left":    {window, 2, 4, false, 1, 5, 16},
+		"the second attempt": {window, 1, 4, false, 0, 1, 1},
 	} {
 		store, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 		c := sharded(t, test.spec, 2, "race")
@@ -129,13 +133,10 @@ func TestShardsThatLoseARace(t *testing.T) {
 			}
 		}
 		var d backend.Decision
-		store.run(&combine{charge: c, memory: &store.memory, tries: 2}, &backend.Batch{}, func(is backend.Decision) { d = is })
+		store.run(&combine{charge: c, memory: &store.memory, tries: test.tries}, &backend.Batch{}, func(is backend.Decision) { d = is })
 		h.next(0, nil) // the dry runs
-		charge(0, 8)
+		charge(0, test.other)
 		h.next(0, nil)
-		if d.Allowed || d.Err != nil || d.RetryAfter != test.retry || d.Remaining != 12 {
-			t.Errorf("%s: got %+v; want a denial for %d us, and 12 remaining", name, d, test.retry)
-		}
 		if test.late {
 			h.now += 100 * s
 			charge(0, 3)
@@ -145,8 +146,8 @@ func TestShardsThatLoseARace(t *testing.T) {
 			h.next(0, nil)
 		}
 		undos.Close()
-		if n := h.left(c); n != test.left {
-			t.Errorf("%s: %d left of 20, want %d", name, n, test.left)
+		if n := h.left(c); d.Allowed != (test.retry == 0) || d.Err != nil || d.RetryAfter != test.retry || d.Remaining != test.remaining || n != test.left {
+			t.Errorf("%s: got %+v, %d left of 20; want %+v", name, d, n, test)
 		}
 	}
 }
