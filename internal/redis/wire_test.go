@@ -415,12 +415,12 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	reads := func() bool {
+	isUsed := func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.pipes[0].reading
+		return w.pipes[0].reading || w.pipes[0].writing
 	}
-	redistest.Eventually(t, "no goroutine reads", func() bool { return !reads() })
+	redistest.Eventually(t, "no goroutine reads or writes", func() bool { return !isUsed() })
 	othersWrite := func(is bool) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -437,7 +437,7 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 	if err := call(ms, func() {}); !errors.Is(err, errNoReply) {
 		t.Errorf("got %v; want no reply", err)
 	}
-	if !reads() {
+	if !isUsed() {
 		t.Fatal("no goroutine reads; want one, that waits for the late reply")
 	}
 	server.Close()
