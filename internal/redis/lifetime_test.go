@@ -13,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 var compiled = limittest.Compile
@@ -118,6 +119,15 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	take(peek)
 	if left := livesFor(t, server, "peeked"); left < 24*time.Hour {
 		t.Errorf("the bucket fills in an hour, and is kept for a day more; it lives for %v, want at least 24 h", left)
+	}
+	clock := storetest.NewClock()
+	s = open(t, Config{URL: "redis://" + server.Addr, Clock: clock.Now})
+	sliding := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: 10 * algorithms.Day})
+	take(charge("sliding", sliding, 5))
+	clock.Set(clock.Now() + 10*algorithms.Day)
+	take(charge("sliding", sliding, -1))
+	if left := livesFor(t, server, "sliding"); left < 5*24*time.Hour {
+		t.Errorf("the last window counts for 6 days more; the bucket lives for %v, want at least 5 days", left)
 	}
 }
 

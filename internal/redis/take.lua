@@ -1028,7 +1028,6 @@ while true do
   local function load(k, l, phase)
     local s = state[k]
     if s ~= nil then return s end
-    s = false
     if l.kind == LOG then
       if not log_load then with_logs() end
       local log = log_load(names[k])
@@ -1087,11 +1086,9 @@ while true do
           s.open[#s.open] = nil -- the position behind them
           mark = last <= #b and unpack_at('<d', b, last)
         end
-        if not mark then
-          s.peaks = nil
-        elseif mark == -1 then
+        if mark == -1 then
           s.peaks = sub(b, last + 8)
-        else
+        elseif mark then
           if not unpack_denials then with_penalties() end
           s.denials = unpack_denials(b, last)
         end
@@ -1674,7 +1671,6 @@ while true do
     -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
     -- made counts above l.rate. The stored counts are not limited.
     local function window_counts(l, cur, prev)
-      if cur <= l.rate and prev <= l.rate then return cur, prev end
       local most = floor(EXACT / 3 / l.period)
       return min(cur, most), min(prev, most)
     end
@@ -1888,7 +1884,7 @@ while true do
         if t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
         local before = t - l.period * l.tick
         for i = 1, #was do
-          if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
+          if was[i] > before then d[#d + 1] = was[i] end
         end
         if #d > 0 then t = max(t, d[#d]) end
       end

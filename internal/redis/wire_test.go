@@ -80,6 +80,7 @@ func limited(sizes ...int) *backend.Batch {
 type peers struct {
 	reply    func(args []string) string   // "" means that no reply is sent
 	wrap     func(conn net.Conn) net.Conn // may replace the wire's end of a connection
+	at       func(addr string) *node      // node.at
 	dialing  time.Duration
 	failing  error // the error of a dial, or nil
 	deaf     bool  // the server does not read
@@ -146,6 +147,7 @@ func (p *peers) sender(t *testing.T) (*sender, *node) {
 	t.Helper()
 	w := &wire{dial: p.dial, alive: func() { p.alive.Add(1) }}
 	n := newNode(w, keys{prefix: "rl:"}, nil)
+	n.at = p.at
 	l := newSender(10*ms, n.start)
 	l.end = w.close
 	t.Cleanup(l.close)
@@ -230,6 +232,7 @@ func TestACallThatFails(t *testing.T) {
 		"busy":                            {&peers{reply: replies("-BUSY a script runs\r\n")}, 0, never, 1, 0},
 		"another error":                   {&peers{reply: replies("-ERR no\r\n")}, 0, unknown, 1, 0},
 		"not of a Cluster":                {&peers{reply: replies("-MOVED 1 127.0.0.1:1\r\n")}, 0, never, 1, 0},
+		"a slot is moving":                {&peers{at: func(string) *node { return nil }, reply: replies("-TRYAGAIN later\r\n", "-TRYAGAIN later\r\n")}, 6 * ms, "", 3, 0},
 		"the script is missing":           {&peers{reply: replies("-NOSCRIPT missing\r\n")}, 0, "", 2, 0},
 		"the script is missing always":    {&peers{reply: replies(slices.Repeat([]string{"-NOSCRIPT missing\r\n"}, 6)...)}, 0, never, 6, 0},
 		"without shebangs":                {&peers{reply: replies("-ERR Error compiling script\r\n")}, 0, "", 2, 0},
