@@ -423,7 +423,8 @@ func (q *queue) size() int {
 // took learns from the call c, which was answered or has failed now. The server has worked on c since it was sent, or
 // since it answered the call before. That includes the time on the network, if it answered that call before c arrived.
 // So the shortest of several times counts, and small calls do not. Nor does a call that has failed before its timeout:
-// the server has not decided it.
+// the server has not decided it. A call that fails at its timeout is no answer: calls that started one after the other
+// fail so, too, whatever the server does.
 func (q *queue) took(c *call, now time.Time, failed bool) {
 	took := now.Sub(c.started)
 	q.usual += (took - q.usual) / 8
@@ -431,10 +432,12 @@ func (q *queue) took(c *call, now time.Time, failed bool) {
 		q.trip, q.tripIsOld = took, false
 	}
 	since := c.started
-	if q.ended.After(since) {
-		since = q.ended
+	if !failed {
+		if q.ended.After(since) {
+			since = q.ended
+		}
+		q.ended = now
 	}
-	q.ended = now
 	if c.charges < minBatch || failed && now.Sub(c.started) < q.timeout {
 		return
 	}

@@ -172,6 +172,14 @@ func TestQueueLearnsThePaceOfTheServer(t *testing.T) {
 			t.Errorf("%s: got %v for a charge, want %v; usually %v, want %v", test.is, q.pace, test.want, q.usual, test.took/8)
 		}
 	}
+	q := newQueue(10 * ms)
+	for _, start := range []time.Duration{0, ms} { // the second one does not fail 1 ms after the first because it took 1 ms
+		q.took(&call{charges: 100, started: at(start)}, at(start+10*ms), true)
+	}
+	q.took(&call{charges: 100, started: at(2 * ms)}, at(11*ms+1), false) // nor was it decided since then
+	if want := 90 * time.Microsecond; q.pace != want {
+		t.Errorf("calls in flight together that fail: got %v for a charge, want %v", q.pace, want)
+	}
 }
 
 func TestQueueRefusesHopelessBatches(t *testing.T) {
