@@ -187,8 +187,8 @@ func (sh *cacheShard) returnCharge(c *backend.Charge, units int64, g *grant, now
 	if len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // no returns, because the inflow since the grant is not known for each shard
 	}
-	if n := unused(c.Limit, units, micros(now-g.grantedAt)); n > 0 {
-		sh.stats.Returned += uint64(n)
+	if amount := unused(c.Limit, units, micros(now-g.grantedAt)); amount > 0 {
+		sh.stats.Returned += uint64(amount / c.Limit.Unit())
 		back.Terms.Cost, back.Terms.ChargedAt = -units, g.chargedAt
 	}
 	return back
@@ -205,14 +205,14 @@ func leaseFor(c *backend.Charge, grantedAt algorithms.Micros) algorithms.Micros 
 	return min(c.Lease.For, c.Limit.WindowEnd(grantedAt, c.Terms.Hash))
 }
 
-// unused returns how many of the unused units of a lease are refunded: for a token bucket, the units less the inflow
-// in the time sinceGrant. See algorithms.Charge.ChargedAt.
+// unused returns the amount that is refunded for unused units of a lease, as in State.Value: for a token bucket, the
+// units less the inflow in the time sinceGrant. See algorithms.Charge.ChargedAt.
 func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int64 {
 	if l.Kind != algorithms.TokenBucket {
 		return units
 	}
 	n := l.Numbers()
-	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant))) / n.Q
+	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant)))
 }
 
 // receive records d, the decision of the wrapped Store on the charge of p, which was requested at requestedAt. units

@@ -102,6 +102,10 @@ func TestReturnsOfOneKey(t *testing.T) {
 	if len(sh.returns) != 1 || !bytes.Equal(sh.returns[0].Key, other.Key) || l.left() != 0 || sh.stats.Returned != 20 {
 		t.Errorf("%+v are waiting, %d leased, %d returned; want the return of the other key, 0, and 20 because 10 have flowed in", sh.returns, l.left(), sh.stats.Returned)
 	}
+	l.grants[0] = grant{left: 1, grantedAt: time.Second - time.Millisecond/2}
+	if list := sh.returnAll(nil, l, time.Second); len(list) != 1 || list[0].Terms.Cost != -1 {
+		t.Errorf("got %+v; want the return of one unit, of which half has flowed in", list)
+	}
 	for range 2 * maxReturns {
 		sh.queueReturn(earlier)
 	}
