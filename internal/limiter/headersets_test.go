@@ -9,8 +9,11 @@ import (
 // The fixtures of package config have lists with mistakes.
 func TestParseHeaderSets(t *testing.T) {
 	for word, want := range map[string]limiter.HeaderSets{"ietf": {IETF: true}, "x": {X: true}, "openai": {OpenAI: true}} {
-		if got, err := limiter.ParseHeaderSets([]string{word, "retry_after"}); got != want || err != nil {
-			t.Errorf("%s: got %+v, %v; want %+v", word, got, err, want)
+		for _, words := range [][]string{{word}, {word, "retry_after"}} {
+			want.NoRetryAfter = len(words) == 1
+			if got, err := limiter.ParseHeaderSets(words); got != want || err != nil {
+				t.Errorf("%s: got %+v, %v; want %+v", words, got, err, want)
+			}
 		}
 	}
 }

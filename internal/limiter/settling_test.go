@@ -305,6 +305,9 @@ func TestWhatAnIDContains(t *testing.T) {
 	if s := p.done(p.start(absent, "user=bob", "team=red"), 10).Settlements; len(s) != 2 {
 		t.Errorf("got %+v; want the settlements of tokens and team", s)
 	}
+	if s := p.done(p.start(absent, "user=bob", "user=bob"), 10).Settlements; len(s) != 1 {
+		t.Errorf("one bucket twice: got %+v; want one settlement", s)
+	}
 	texts := []string{"shadow=1"}
 	for i := range limiter.MaxReserved {
 		texts = append(texts, fmt.Sprint("user=", i))

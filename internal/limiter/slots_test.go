@@ -161,6 +161,16 @@ func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
 	b.want("uploads", "bob", 0)
 }
 
+func TestASlotOfAFormerLimitIsReturned(t *testing.T) {
+	b := newSlotBench(t)
+	id := b.allowed(2, "tenant=bob")
+	b.swap(t, "domain: d\ndescriptors: []\n")
+	b.ask(0, "settle_end="+id)
+	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
+	b.swap(t, inFlight)
+	b.want("uploads", "bob", 3)
+}
+
 func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 	b := newSlotBench(t)
 	id := b.allowed(1, "settled=bob")
@@ -360,5 +370,6 @@ func TestALocalSlotIsReturnedWithThatOfTheStore(t *testing.T) {
 			t.Errorf("got %+v, want a slot of this process", c.Verdict)
 		}
 		b.want("either", "bob", 4)
+		b.counts(limiter.ReporterSelf, limiter.SlotReturned, uint64(i+1))
 	}
 }

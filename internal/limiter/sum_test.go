@@ -19,5 +19,10 @@ func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 		if got := sum(algorithms.Charge{Reserve: both[0]}, algorithms.Charge{Reserve: both[1]}).Reserve; got != (both[0] && both[1]) {
 			t.Errorf("%v: the sum reserves: %v; want %v", both, got, both[0] && both[1])
 		}
+		for cost := range int64(2) {
+			if got, want := sum(algorithms.Charge{Cost: cost, Open: both[0]}, algorithms.Charge{Open: both[1]}).Open, cost > 0 && (both[0] || both[1]); got != want {
+				t.Errorf("%v, cost %d: the sum is open: %v; want %v", both, cost, got, want)
+			}
+		}
 	}
 }
