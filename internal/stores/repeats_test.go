@@ -66,7 +66,7 @@ func TestTheEndOfTheReturnsOfSlots(t *testing.T) {
 		ends    bool
 	}{
 		"none": {nil, true}, "decided": {[]backend.Decision{allowed}, true}, "sent late": {[]backend.Decision{unsent, allowed}, true},
-		"perhaps still sent": {[]backend.Decision{noAnswer, allowed}, false},
+		"perhaps still sent": {[]backend.Decision{noAnswer, allowed}, false}, "never decided": {[]backend.Decision{unsent}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			undos, ends := stores.NewUndos(time.Second), 0
@@ -78,8 +78,9 @@ func TestTheEndOfTheReturnsOfSlots(t *testing.T) {
 			}
 			then(func() { ends++ })
 			time.Sleep(time.Second)
-			if undos.Close(); ends > 1 || ends == 1 != test.ends {
-				t.Errorf("%s: ended %d times, want once: %t", name, ends, test.ends)
+			closes := time.Now()
+			if undos.Close(); ends > 1 || ends == 1 != test.ends || time.Since(closes) > time.Second {
+				t.Errorf("%s: ended %d times, want once: %t; closed in %v, want at most a second", name, ends, test.ends, time.Since(closes))
 			}
 		})
 	}
