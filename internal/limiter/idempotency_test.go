@@ -152,17 +152,6 @@ limits:
 	}
 }
 
-func TestARepetitionKeepsItsAnswerWhenItsKeyBecomesUnlimited(t *testing.T) {
-	b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d}\n")
-	for _, repeated := range []bool{false, true} {
-		c, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "one", Key: []string{"bob"}, Count: 1})
-		if err != nil || c.Replayed != repeated || c.Results[0].Outcome != limiter.Allowed {
-			t.Errorf("error %v, got %+v; want allowed, repeated %t", err, c.Verdict, repeated)
-		}
-		b.adjust("one", map[string]adjust.Change{"bob": {Unlimited: true}})
-	}
-}
-
 // A store that does not know the outcome of an ID has not failed, so on_backend_failure does not apply.
 func TestAPendingIDIsAnError(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d, on_backend_failure: allow}\n")
