@@ -46,7 +46,6 @@ func (c hookClock) Now() time.Time {
 
 func (hookClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
-// fakeMasters finds the master of each key with a function.
 var errNoLayout = errors.New("no layout")
 
 // answers is a goredis.Hook that answers each command.
@@ -70,6 +69,7 @@ func (a answers) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.Proces
 	}
 }
 
+// fakeMasters finds the master of each key with a function.
 type fakeMasters func() (*goredis.Client, error)
 
 func (m fakeMasters) MasterForKey(context.Context, string) (*goredis.Client, error) { return m() }

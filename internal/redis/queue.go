@@ -288,7 +288,11 @@ func (q *queue) fill(c *call, now time.Time) bool {
 			q.removeFirst()
 			continue
 		}
-		share := max(1, (size-c.charges)/q.sources)
+		room := size - c.charges
+		share := room // if all waiting charges fit, each batch stays one run
+		if q.waiting > room {
+			share = max(1, room/q.sources)
+		}
 		if full = !q.serve(c, p, share, size, now); !full && q.first.next != nil {
 			q.first = p.next
 			q.push(p)

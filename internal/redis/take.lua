@@ -1671,6 +1671,7 @@ while true do
     -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
     -- made counts above l.rate. The stored counts are not limited.
     local function window_counts(l, cur, prev)
+      if cur <= l.rate and prev <= l.rate then return cur, prev end -- usual, and needs no calls
       local most = floor(EXACT / 3 / l.period)
       return min(cur, most), min(prev, most)
     end

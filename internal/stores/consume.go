@@ -204,7 +204,7 @@ func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / ti
 // putBack. The lock of sh is held. After releasing it, the caller must call submit on request, which may be nil.
 func (s *CacheStore) consume(sh *cacheShard, c *backend.Charge, p *cachePart, d *backend.Decision, q query) (request *ahead) {
 	l := p.hotKey
-	if l.grants[0].left == 0 || q.now >= l.grants[0].until {
+	if l.grants[1].left > 0 && (l.grants[0].left == 0 || q.now >= l.grants[0].until) {
 		sh.rotate(l, q.now)
 	}
 	first, second := &l.grants[0], &l.grants[1]

@@ -55,6 +55,9 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 // Limit may be above the rate of l. They are reduced to a maximum that keeps products in the exact range. The
 // stored counts stay as they are.
 func (l *Limit) windowCounts(s *State) (cur, prev int64) {
+	if s.Value <= l.Rate && s.Prev <= l.Rate { // usual, and needs no division
+		return s.Value, s.Prev
+	}
 	most := maxExact / 3 / l.period
 	return min(s.Value, most), min(s.Prev, most)
 }
