@@ -114,22 +114,8 @@ func Lower(text string) string {
 	return string(out)
 }
 
-// Query returns the first value of the parameter called name, decoded, and reports whether there is one. It decodes
-// names before it compares them, as applications do.
-func Query(query, name string) (value string, ok bool) {
-	for query != "" {
-		var pair string
-		pair, query, _ = strings.Cut(query, "&")
-		key, value, _ := strings.Cut(pair, "=")
-		if key == name || strings.ContainsAny(key, "%+") && form(key) == name {
-			return form(value), true
-		}
-	}
-	return "", false
-}
-
-// form decodes a name or value of a query, in which "+" is a space.
-func form(text string) string {
+// Form decodes a name or value of a query, in which "+" is a space.
+func Form(text string) string {
 	return Unescape(strings.ReplaceAll(text, "+", " "))
 }
 

@@ -36,7 +36,7 @@ var readers = map[string]func(string) string{
 	"as it is": func(v string) string { return v },
 	"trimmed":  func(v string) string { return Trim(v) },
 	"PHP":      Unescape,
-	"Rack":     form,
+	"Rack":     Form,
 	"twice":    func(v string) string { return Unescape(Unescape(v)) },
 	"Express": func(v string) string { // a value that is not valid stays as it is
 		v = strings.TrimSpace(v)

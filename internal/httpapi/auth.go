@@ -43,7 +43,7 @@ const (
 	NoRoute       = "auth_no_route"       // no route matched
 	NoDescriptor  = "auth_no_descriptor"  // a route matched, but each of its descriptors had a missing value
 	NotConfigured = "auth_not_configured" // the configuration has no auth section
-	Repeated      = "auth_repeated"       // a header or cookie that affects which limits apply was repeated, or the target contains "#" or an ambiguous path
+	Repeated      = "auth_repeated"       // a header, cookie or parameter that affects which limits apply was repeated, or the target contains "#" or an ambiguous path
 	Panicked      = "panic"
 )
 

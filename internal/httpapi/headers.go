@@ -22,7 +22,7 @@ const (
 	// reasonNoReturn means that nobody could return the slot of a concurrency limit, because there is no log listener.
 	reasonNoReturn = "no-return-door"
 	reasonPanic    = "internal-error"
-	// reasonRepeated means that a header or cookie that affects which limits apply was repeated, or that the target
+	// reasonRepeated means that a header, cookie or parameter that affects which limits apply was repeated, or that the target
 	// contains "#" or an ambiguous path.
 	reasonRepeated = "repeated"
 )

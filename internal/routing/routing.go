@@ -100,14 +100,13 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return r.MatchesPath(q.folded(r.Ignore).path) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a header or cookie that affects which limits apply and of which applications may read different
-// values, in the notation of the configuration, such as "cookie:sid": a limit could count one value while the
-// application uses another. Such a header or cookie has several values in q, or the cookie is not clear (canonical.Cookie).
+// Repeated returns a header, cookie or parameter of the query that affects which limits apply and of which applications
+// may read different values, in the notation of the configuration, such as "cookie:sid": a limit could count one value
+// while the application uses another. It has several values in q, or is not clear; see cookies and parameters.
 //
-// The header or cookie is the source of a value in r, or the header is a condition of a route whose path, method and
-// host match. r is the result of Find. Only the conditions of the routes up to r count. If r is nil, those of all
-// routes count. If the target contains "#", Repeated returns "#", and if its path is unclear, "path". If it finds
-// nothing, it returns "". It does not examine parameters of the query: Value uses the first value of a parameter.
+// It is the source of a value in r, or the header is a condition of a route whose path, method and host match. r is the
+// result of Find. Only the conditions of the routes up to r count. If r is nil, those of all routes count. If the target
+// contains "#", Repeated returns "#", and if its path is unclear, "path". If it finds nothing, it returns "".
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	if q.Fragment {
 		return "#"
@@ -139,16 +138,19 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether e reads a header that has several values in q, or a cookie that is not clear or has several
-// values. A cookie may be repeated with the same value, because browsers send cookies of one name for several paths.
+// repeats reports whether e reads a header that has several values in q, or a cookie or parameter that is not clear or
+// has several values. A cookie may be repeated with the same value, because browsers send cookies of one name for
+// several paths. So may a parameter.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
-	switch e.From { // the other sources are neither headers nor cookies
+	switch e.From { // the other sources have one value
 	case limiter.FromHeader:
 		return len(q.Header[e.Name]) > 1
 	case limiter.FromJWT:
 		return len(q.Header["Authorization"]) > 1
 	case limiter.FromCookie:
-		return ambiguousCookie(q.Header["Cookie"], e.Name)
+		return isAmbiguous(cookies(q.Header["Cookie"], e.Name))
+	case limiter.FromQuery:
+		return isAmbiguous(parameters(q.Query, e.Name))
 	default:
 		return false
 	}
@@ -195,9 +197,9 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 		}
 		return "", false
 	case limiter.FromQuery:
-		return canonical.Query(q.Query, e.Name)
+		return first(parameters(q.Query, e.Name))
 	case limiter.FromCookie:
-		return cookie(q.Header["Cookie"], e.Name)
+		return first(cookies(q.Header["Cookie"], e.Name))
 	case limiter.FromJWT:
 		return claim(q.Header["Authorization"], e.Name)
 	default:

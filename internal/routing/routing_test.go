@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 	"unicode"
@@ -135,6 +136,7 @@ func TestRepeated(t *testing.T) {
     - {match: {path: /user, "header:X-Team": a}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /user}, descriptors: [[{key: k, value: "1"}], [{key: k, value: "1"}, {key: user, from: "header:X-User"}]]}
     - {match: {path: /cookie}, descriptors: [[{key: sid, from: "cookie:sid"}]]}
+    - {match: {path: /query}, descriptors: [[{key: k, from: "query:api_key"}]]}
     - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
     - {match: {path: /free}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /free, "header:X-Later": "1"}, descriptors: [[{key: k, value: "1"}]]}
@@ -176,6 +178,14 @@ func TestRepeated(t *testing.T) {
 		{"GET /cookie", `Cookie: a="; sid=2; b=" sid=1`, "cookie:sid"},
 		{"GET /cookie", `Cookie: a="; sid=2; b="sid=1`, "cookie:sid"},
 		{"GET /cookie", "Cookie: a=xsid=1; b=sid; c=the sid is", ""},
+		{"GET /query?api_key=a+b&q=1&q=2;x&api_key=a%20b&API_KEY=a%20b", "", ""},
+		{"GET /query?api_key=a&api_key=b", "", "query:api_key"}, // PHP reads the last
+		{"GET /query?api_key=a&%41pi_key=b", "", "query:api_key"},
+		{"GET /query?api_key=a&api.key=b", "", "query:api_key"},
+		{"GET /query?api_key=a&+api_key", "", "query:api_key"},
+		{"GET /query?api_key=a;b", "", "query:api_key"}, // a;b, or a where ; separates parameters
+		{"GET /query?x=1;api_key=a", "", "query:api_key"},
+		{"GET /free?api_key=a&api_key=b", "", ""},
 		{"GET /jwt", token(`{"sub":"bob"}`), ""},
 		{"GET /jwt", token(`{"sub":"bob"}`) + "|Authorization: Basic x", "jwt:sub"},
 		{"GET /nowhere", "X-Kind: web|X-Kind: web", ""},
@@ -264,7 +274,11 @@ func TestValues(t *testing.T) {
 		{"from: query:k", "GET /#?k=v", "", none},
 		{"from: query:k", "GET /?a=b#&k=v", "", none},
 		{"from: query:k", "GET /%3fk=v", "", none},
-		{"from: query:k", "GET /?a;k=v", "", none}, // ; does not separate parameters
+		{"from: query:k", "GET /?a;k=v", "", none}, // separates parameters in some applications only
+		{"from: query:k", "GET /?k", "", ""},
+		{"from: query:k", "GET /?%6a=w&+=x&&%4B+=a=b", "", "a=b"}, // ASP.NET ignores case, and PHP blanks
+		{"from: query:k", "GET /?kk=v&a=k=w&%256b=w", "", none},
+		{"from: query:s_id.x", "GET /?s%20id[x=1", "", "1"}, // PHP replaces these characters
 
 		{"from: cookie:sid", "GET /", "Cookie: sid=1", "1"},
 		{"from: cookie:sid", "GET /", "Cookie: a=b; sid=1; sid=2", "1"},
@@ -391,14 +405,14 @@ func TestFillLeavesOutDescriptorsWithoutAValue(t *testing.T) {
 	}
 }
 
-// FuzzCookie compares cookie with the standard library, for lines without blanks and quotes. It accepts values that
+// FuzzCookie compares cookies with the standard library, for lines without blanks and quotes. It accepts values that
 // differ in length, because the standard library removes some bytes.
 func FuzzCookie(f *testing.F) {
 	for _, s := range []string{"sid=1", `a="b"; sid = "1" ;sid=2`, "sid", ";=;sid==", "sid=\xff", "sid=a b"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		value, ok := cookie([]string{line}, "sid")
+		value, ok := first(cookies([]string{line}, "sid"))
 		if strings.ContainsAny(value, ";") || !ok && value != "" {
 			t.Errorf("%q: got %q %t; want a value without \";\", and \"\" if there is none", line, value, ok)
 		}
@@ -408,6 +422,26 @@ func FuzzCookie(f *testing.F) {
 		}
 		if len(value) == len(reference.Value) && value != reference.Value || !ok && !strings.ContainsFunc(line, unicode.IsControl) {
 			t.Errorf("%q: %q %t, want %q as in net/http", line, value, ok, reference.Value)
+		}
+	})
+}
+
+// FuzzParameters checks that a parameter that is not ambiguous has the first and the last value that net/url reads.
+func FuzzParameters(f *testing.F) {
+	for _, s := range []string{"k=v&a=b", "%6b=1&k=2", "K=1&k=1", "k=1;a&k=%zz+", "+k&k="} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		values := parameters(query, "k")
+		reference, err := url.ParseQuery(query)
+		if err != nil || isAmbiguous(values) {
+			return
+		}
+		value, _ := first(values)
+		for _, want := range reference["k"] {
+			if value != want {
+				t.Errorf("%q: got %q, want %q as in net/url", query, value, want)
+			}
 		}
 	})
 }

@@ -33,12 +33,15 @@ func cookies(lines []string, name string) iter.Seq2[string, bool] {
 	}
 }
 
-// inPHP has the characters that PHP replaces in the names of cookies.
+// inPHP has the characters that PHP replaces in the names of cookies and parameters.
 var inPHP = strings.NewReplacer(" ", "_", ".", "_", "[", "_")
 
-// isCookieName reports whether some applications treat a cookie called key as one called name. ASP.NET ignores case.
-func isCookieName(key, name string) bool {
-	return key == name || strings.EqualFold(inPHP.Replace(canonical.Unescape(key)), inPHP.Replace(name))
+// isCookieName reports whether some applications treat a cookie called key as one called name.
+func isCookieName(key, name string) bool { return key == name || isName(canonical.Unescape(key), name) }
+
+// isName reports whether some applications treat key, the decoded name of a cookie or parameter, as name. ASP.NET ignores case.
+func isName(key, name string) bool {
+	return key == name || strings.EqualFold(inPHP.Replace(key), inPHP.Replace(name))
 }
 
 // hidesCookie reports whether pair is not valid by RFC 6265, and contains a cookie called name behind a character that
@@ -62,8 +65,26 @@ func hidesCookie(pair, name string) bool {
 	return false
 }
 
-func cookie(lines []string, name string) (value string, ok bool) {
-	for value, ok := range cookies(lines, name) {
+// parameters returns the decoded values of all parameters of query called name, in their order. ok is false if
+// applications differ in whether there is such a parameter, or in its value, because some of them end a parameter at
+// ";".
+func parameters(query, name string) iter.Seq2[string, bool] {
+	return func(yield func(value string, ok bool) bool) {
+		for pair := range strings.SplitSeq(query, "&") {
+			ok := !strings.Contains(pair, ";")
+			for part := range strings.SplitSeq(pair, ";") {
+				key, value, _ := strings.Cut(part, "=")
+				if isName(canonical.Trim(canonical.Form(key)), name) && !yield(canonical.Form(value), ok) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// first returns the first clear one of values.
+func first(values iter.Seq2[string, bool]) (value string, ok bool) {
+	for value, ok := range values {
 		if ok {
 			return value, true
 		}
@@ -71,11 +92,11 @@ func cookie(lines []string, name string) (value string, ok bool) {
 	return "", false
 }
 
-// ambiguousCookie reports whether applications differ in the value of the cookie called name.
-func ambiguousCookie(lines []string, name string) bool {
-	first, found := cookie(lines, name)
-	for value, ok := range cookies(lines, name) {
-		if !ok || found && value != first {
+// isAmbiguous reports whether applications differ in which of values, those of one name, is the value of this name.
+func isAmbiguous(values iter.Seq2[string, bool]) bool {
+	one, found := first(values)
+	for value, ok := range values {
+		if !ok || found && value != one {
 			return true
 		}
 	}

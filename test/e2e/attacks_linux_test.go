@@ -460,8 +460,8 @@ func (s *stack) hostileRequestsAreLimited(t *testing.T, tenants bool) {
 		"a tab in the host":                       host("a\tb"),
 		"forged headers of an auth request":       get("/", "X-Api-Key: "+marker+"head", "X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Forwarded-Host: a,b"),
 		"query: CR LF":                            get("/?tenant=" + marker + "%0d%0aX-Injected:%20yes%0d%0a%0d%0a"),
-		"query: ampersands and equals signs":      get("/?a=b&tenant=" + marker + "%26tenant%3Dx&tenant=2"),
-		"query: an escaped name":                  get("/?a=b&%74enant=" + marker + "%26tenant%3dy&tenant=2"),
+		"query: ampersands and equals signs":      get("/?a=b&tenant=" + marker + "%26tenant%3Dx&b=2"),
+		"query: an escaped name":                  get("/?a=b&%74enant=" + marker + "%26tenant%3dy&b=2"),
 		"query: escaped bytes that are not UTF-8": get("/?tenant=" + marker + "%ff%fe%00%7f"),
 		"query: raw bytes that are not UTF-8":     get("/?tenant=" + marker + "\xff\xfe"),
 	} {

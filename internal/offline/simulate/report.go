@@ -159,7 +159,7 @@ func (t *tally) addNotes() {
 	}
 	note(t.unrouted, "no route", "had none, or none of its descriptors could be made: the answer is auth's default")
 	note(t.leftOut, "left out", "descriptors for which the log has no value")
-	note(t.repeated, "repeated", "had a target with \"#\" or an ambiguous path, or a repeated header or cookie that affects the limits, and were denied")
+	note(t.repeated, "repeated", "had a target with \"#\" or an ambiguous path, or a repeated header, cookie or parameter that affects the limits, and were denied")
 	note(t.unlimited-t.unrouted-t.repeated, "no limit", "matched none")
 	note(t.missing, "missing", "had no entry that their domain requires, and were denied")
 	note(t.unread, "not read", "of the lines, first at line %s: %v", t.unreadLines(), t.unreadErr)
