@@ -123,7 +123,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: s.clock.Now()})
 	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
-	s.shards = newShardStore(s.router, s.undos, c.Clock)
+	s.shards = newShardStore(s.router, c.Clock)
 	if c.Machine != nil {
 		s.masters = c.Machine.Masters(client)
 		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Machine.Go, s.clock.Now, c.Machine.Below

@@ -11,93 +11,76 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// machine decides a charge of a sharded bucket in several steps. The Value of its decisions is in the unit of the
-// shards.
-type machine interface {
-	// step receives the decisions on the charges that it returned last; at the first call it receives nil. It
-	// returns the next charges, and refunds that are submitted separately. If it returns no charges, the
-	// machine has ended.
-	step(answers []backend.Decision) (charges []backend.Charge, undo []*refund)
-	// decision returns the decision on the whole charge after the machine has ended.
-	decision() backend.Decision
+// steps decides a charge of a sharded bucket in several steps, each of which is a batch of its own.
+type steps struct {
+	*draws
+
+	i      int              // the position of the charge in the outer batch
+	charge *backend.Charge  // the whole charge
+	is     backend.Decision // the decision on the whole charge. Its Value is in the unit of the shards
+	// next receives the decisions on the charges of the last step, and returns the charges of the next step. If there are
+	// none, is has been decided.
+	next  func(answers []backend.Decision) []backend.Charge
+	batch backend.Batch
+	state atomic.Int32
 }
 
-// run runs m, and then calls end with its decision. b supplies the deadline, the source and Detached of the batches.
-func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
-	r := &running{shardStore: s, machine: m, end: end}
-	r.batch = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: r.answered}
-	r.run()
-}
-
-type running struct {
-	*shardStore
-
-	machine machine
-	end     func(backend.Decision)
-	batch   backend.Batch
-	state   atomic.Int32
-}
-
-// The states of running, from the Submit of a batch until its Done.
+// The states of steps, from the Submit of a batch until its Done.
 const (
 	submitting = iota
 	submitted  // Submit has returned, Done has not been called
 	completed  // Done was called before Submit returned
 )
 
-// run makes steps until the machine has ended, or until Submit returns before the decisions are known. A loop is
+func (d *draws) steps(i int) steps { return steps{draws: d, i: i, charge: &d.outer.Charges[i]} }
+
+// begin makes the first step, with these charges.
+func (m *steps) begin(charges []backend.Charge) {
+	m.pending.Add(1)
+	m.batch = backend.Batch{Deadline: m.outer.Deadline, Detached: m.outer.Detached, Source: m.outer.Source, Done: m.answered}
+	m.run(charges)
+}
+
+// run makes steps until the charge is decided, or until Submit returns before the decisions are known. A loop is
 // used, because with recursion the stack could grow without bound.
-func (r *running) run() {
-	for {
-		charges, undo := r.machine.step(r.batch.Decisions)
-		for _, u := range undo {
-			r.undo(u)
-		}
-		if len(charges) == 0 {
-			r.end(r.machine.decision())
+func (m *steps) run(charges []backend.Charge) {
+	for len(charges) > 0 {
+		m.batch.Charges, m.batch.Decisions = charges, make([]backend.Decision, len(charges))
+		m.state.Store(submitting)
+		m.shardStore.next.Submit(&m.batch)
+		if m.state.CompareAndSwap(submitting, submitted) {
 			return
 		}
-		r.batch.Charges, r.batch.Decisions = charges, make([]backend.Decision, len(charges))
-		r.state.Store(submitting)
-		r.next.Submit(&r.batch)
-		if r.state.CompareAndSwap(submitting, submitted) {
-			return
-		}
+		charges = m.next(m.batch.Decisions)
 	}
+	m.conclude(m.i, m.is)
+	m.ended()
 }
 
 // answered is the Done function of the batch.
-func (r *running) answered(*backend.Batch) {
-	if !r.state.CompareAndSwap(submitting, completed) {
-		r.run()
+func (m *steps) answered(*backend.Batch) {
+	if !m.state.CompareAndSwap(submitting, completed) {
+		m.run(m.next(m.batch.Decisions))
 	}
 }
 
-// undo submits a refund for which no caller waits. If too many of them are in flight, it drops the refund.
-func (s *shardStore) undo(u *refund) {
-	if !s.undos.Begin() {
-		return
-	}
-	u.charge.Key, u.charge.Canceled = slices.Clone(u.charge.Key), nil
-	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
-}
-
-func peekAll(c *backend.Charge) (charges []backend.Charge) {
-	for i := range c.Shards {
-		part := shardOf(c, i)
-		part.Terms, part.Group = algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, i
+func (m *steps) peekAll() (charges []backend.Charge) {
+	for i := range m.charge.Shards {
+		part := shardOf(m.charge, i)
+		part.Terms, part.Group = algorithms.Charge{Hash: m.charge.Terms.Hash, DryRun: true}, i
 		charges = append(charges, part)
 	}
 	return charges
 }
 
-// peekedStates returns the states of all shards, taken from the decisions on the dry runs of peekAll. now is
+// peeked returns the states of all shards, taken from the decisions on the dry runs of peekAll. now is
 // the latest of their times. err is the error of a dry run that failed; the state of its shard is then zero. If all
 // failed, now is 0.
-func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
+func (m *steps) peeked(answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
+	c := m.charge
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
-		m.observe(c.Key, c.Shards, i, &answers[i])
+		m.memory.observe(c.Key, c.Shards, i, &answers[i])
 		buckets[i].Limit = &c.Shards[i]
 		if answers[i].Err != nil {
 			err = answers[i].Err
@@ -133,44 +116,29 @@ func partOf(l *algorithms.Limit, terms *algorithms.Charge) algorithms.Micros {
 	return terms.ChargedAt
 }
 
-// combine reads all shards, makes a decision, and charges each shard its part. If meanwhile other sidecars
-// have consumed units that a part needs, combine refunds the other parts and starts again. It makes at most three
-// attempts. If all fail, it denies the charge; the retry time is that of the shards after the refunds.
+// combine reads all shards, makes a decision, and charges each shard its part. The parts are one group. If meanwhile other
+// sidecars have consumed units that a part needs, the group is denied, and combine starts again. It makes at most three
+// attempts. If all fail, it denies the charge; the retry time is that of the shards after the refunds of the last group.
 type combine struct {
-	charge backend.Charge
-	memory *shardMemory
+	steps
 
-	tries    int
-	is       backend.Decision
-	now      algorithms.Micros
-	buckets  []algorithms.Bucket // the states as last read; nil until they are read for the first time
-	parts    []algorithms.Charge
-	charging bool
+	tries   int
+	now     algorithms.Micros
+	buckets []algorithms.Bucket // the states as last read
+	parts   []algorithms.Charge // what each shard is charged
 }
 
-func (m *combine) decision() backend.Decision { return m.is }
-
-func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
-	switch {
-	case answers == nil:
-		return peekAll(&m.charge), nil
-	case !m.charging:
-		return m.plan(answers), nil
-	}
-	m.charging = false
-	m.tries++
-	allAllowed, undo := m.conclude(answers)
-	if allAllowed || m.is.Err != nil || m.tries == 3 {
-		return nil, undo
-	}
-	return peekAll(&m.charge), undo
+func (d *draws) combine(i int) {
+	m := &combine{steps: d.steps(i)}
+	m.next = m.plan
+	m.begin(m.peekAll())
 }
 
 // plan makes a decision from the decisions on the dry runs, and returns the charges of the shards. If it returns none,
 // the decision is final.
 func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	m.is = backend.Decision{}
-	if m.buckets, m.now, m.is.Err = peekedStates(m.memory, &m.charge, answers); m.is.Err != nil {
+	if m.buckets, m.now, m.is.Err = m.peeked(answers); m.is.Err != nil {
 		return nil
 	}
 	m.is.Decision, m.parts = planShards(m.now, m.buckets, m.charge.Terms)
@@ -180,57 +148,49 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	}
 	for i := range m.parts {
 		if m.parts[i].Cost != 0 {
-			part := shardOf(&m.charge, i)
-			part.Terms, part.Group = m.parts[i], i
+			part := shardOf(m.charge, i)
+			part.Terms = m.parts[i]
 			charges = append(charges, part)
 		}
 	}
-	m.charging = true
+	m.next = m.charged
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed. If not, it makes the decision a denial or an error,
-// and returns refunds of the charges that were allowed.
-func (m *combine) conclude(answers []backend.Decision) (allAllowed bool, undo []*refund) {
-	allAllowed = true
-	for n := range answers {
-		m.is.Err = stores.MoreSevere(m.is.Err, answers[n].Err)
-		allAllowed = allAllowed && answers[n].Allowed && answers[n].Err == nil
+// charged receives the decisions on the group of the parts.
+func (m *combine) charged(answers []backend.Decision) []backend.Charge {
+	denied := slices.ContainsFunc(answers, func(d backend.Decision) bool { return !d.Allowed })
+	switch m.tries++; {
+	case answers[0].Err != nil: // the error of the whole group
+		m.is = backend.Decision{Err: answers[0].Err}
+	case denied && m.tries < 3:
+		m.next = m.plan
+		return m.peekAll()
+	case denied:
+		m.deny(answers)
 	}
-	if allAllowed {
-		return true, nil
-	}
-	if m.is.Err != nil {
-		m.is.Decision = algorithms.Decision{}
-	}
-	n := 0
+	return nil
+}
+
+// deny makes the decision a denial, from the decisions on a group of which a part was denied. Its other parts are refunded.
+func (m *combine) deny(answers []backend.Decision) {
 	for i := range m.parts {
 		if m.parts[i].Cost == 0 {
 			continue
 		}
-		d, terms := &answers[n], &m.parts[i]
-		n++
-		// This is the state after the charge. Below, the units that will be refunded are added to it.
+		d := &answers[0]
+		answers = answers[1:]
 		m.buckets[i].State.Value, m.buckets[i].State.At = d.Value, d.At
+		if d.Allowed {
+			m.buckets[i].State.Value += m.parts[i].Cost
+		}
 		m.now = max(m.now, d.At)
-		if d.Err != nil || !d.Allowed {
-			continue
-		}
-		m.buckets[i].State.Value += terms.Cost
-		if terms.Cost > 0 {
-			returned := algorithms.Charge{Cost: -terms.Cost, Scaled: true, Hash: terms.Hash, ChargedAt: d.At}
-			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardCharge{i, returned}})
-		}
-	}
-	if m.is.Err != nil {
-		return false, undo
 	}
 	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Terms); !is.Allowed {
 		m.is.Decision, m.is.At = is, m.now
 	} else { // the refunds make enough units available again
 		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
 	}
-	return false, undo
 }
 
 type shardCharge struct {
@@ -247,57 +207,25 @@ type shardCharge struct {
 // So units that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed and
 // refunded 1,300 units. Offering units once to each shard lost 32 units, offering them twice lost none.)
 type refund struct {
-	charge backend.Charge
-	memory *shardMemory
-	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
+	steps
 
-	is    backend.Decision
 	sent  []shardCharge // the refunds that were sent last
 	rest  int64         // what has not fitted yet, in the unit of State.Value
 	whole int64         // all that is to be refunded, in the unit of State.Value
 	order []int         // the shards to which the rest is offered, in this order
 }
 
-func (m *refund) decision() backend.Decision { return m.is }
-
-func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) {
-	switch {
-	case answers == nil && m.first != nil:
-		return m.refundCharges(*m.first), nil
-	case answers == nil:
-		return peekAll(&m.charge), nil
-	case m.first != nil:
-		return m.afterFirst(answers), nil
-	case m.order == nil:
-		return m.plan(answers), nil
-	}
-	fitted, err := m.fitted(answers)
-	if m.rest -= fitted; err != nil {
-		m.fail(err)
-		return nil, nil
-	}
-	return m.offer(), nil
-}
-
-// afterFirst ends the refund if it fitted into the first shard, or failed. Otherwise it returns dry runs of all
-// shards.
-func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
-	fitted, err := m.fitted(answers)
-	terms := m.first.terms
-	m.first = nil
-	rest := (-terms.Cost - fitted) / m.charge.Shards[0].Unit() // not 0 if other processes charged or filled the shard meanwhile
-	if err != nil || rest <= 0 {
-		return nil
-	}
-	m.charge.Terms = algorithms.Charge{Cost: -rest, Hash: terms.Hash, ChargedAt: terms.ChargedAt}
-	return peekAll(&m.charge)
+func (d *draws) refund(i int) {
+	m := &refund{steps: d.steps(i)}
+	m.next = m.plan
+	m.begin(m.peekAll())
 }
 
 // plan uses the decisions on the dry runs to distribute the refund over the shards.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	terms := m.charge.Terms
 	terms.Cost = -m.charge.Limit.GiveBack(terms.Cost)
-	buckets, now, err := peekedStates(m.memory, &m.charge, answers)
+	buckets, now, err := m.peeked(answers)
 	if isRepeatable := terms.Settle || terms.ChargedAt == 0; err != nil && (now == 0 || isRepeatable) {
 		m.is = backend.Decision{Err: err}
 		return nil
@@ -315,13 +243,22 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 			refunds = append(refunds, shardCharge{i, parts[i]})
 		}
 	}
+	m.next = m.offer
 	if len(refunds) == 0 {
-		return m.offer()
+		return m.offer(nil)
 	}
 	return m.refundCharges(refunds...)
 }
 
-func (m *refund) offer() []backend.Charge {
+// offer receives the decisions on the refunds that were sent last. It offers the rest to the next shard.
+func (m *refund) offer(answers []backend.Decision) []backend.Charge {
+	if answers != nil {
+		fitted, err := m.fitted(answers)
+		if m.rest -= fitted; err != nil {
+			m.fail(err)
+			return nil
+		}
+	}
 	if m.rest <= 0 || len(m.order) == 0 {
 		return nil
 	}
@@ -344,7 +281,7 @@ func (m *refund) fail(err error) {
 func (m *refund) refundCharges(refunds ...shardCharge) (charges []backend.Charge) {
 	m.sent = refunds
 	for _, g := range refunds {
-		peek := shardOf(&m.charge, g.shard)
+		peek := shardOf(m.charge, g.shard)
 		peek.Terms, peek.Group = algorithms.Charge{Hash: g.terms.Hash, DryRun: true}, len(charges)
 		returned := peek
 		returned.Terms, returned.Group = g.terms, len(charges)+1
@@ -382,4 +319,25 @@ func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 		fitted += after.Value - before.Value + flowed
 	}
 	return fitted, err
+}
+
+// resetShards resets all shards of a bucket at the same time. Until it has ended, other processes may find
+// some shards reset and others not.
+func (d *draws) resetShards(i int) {
+	m := d.steps(i)
+	m.next = func(answers []backend.Decision) []backend.Charge {
+		m.memory.forget(m.charge.Key)
+		for i := range answers {
+			m.is.Err = stores.MoreSevere(m.is.Err, answers[i].Err)
+		}
+		m.is.Allowed = m.is.Err == nil
+		return nil
+	}
+	var charges []backend.Charge
+	for i := range m.charge.Shards {
+		part := shardOf(m.charge, i)
+		part.Group = i
+		charges = append(charges, part)
+	}
+	m.begin(charges)
 }

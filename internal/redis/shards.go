@@ -11,29 +11,27 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // A sharded bucket is split over the slots of the cluster, and so over its masters. For each plain charge, two
 // shards are drawn at random. The shard with more units, by its last known state, is charged, and usually
-// allows the charge. If it denies, the other drawn shard is charged. If both deny, all shards are read,
-// and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
+// allows the charge. If it denies, all shards are read, and the cost is consumed from the shards that have
+// units (combine.go). A charge is denied only if all
 // shards together have too few units, or if other sidecars have changed the shards during three attempts.
-// Reservations, refunds, dry runs and limits with overdraw always use all shards.
+// Reservations, refunds and dry runs always use all shards.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an
 // idempotency key.
 type shardStore struct {
-	next   backend.Store // the Store of the shards
+	next   backend.Store // the Store of the shards, and of groups of several shards
 	memory shardMemory
-	undos  *stores.Undos
 	draws  sync.Pool
 }
 
-func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithms.Micros) *shardStore {
-	s := &shardStore{next: next, undos: undos, memory: shardMemory{now: now, clock: time.Now, random: rand.IntN}}
+func newShardStore(next backend.Store, now func() algorithms.Micros) *shardStore {
+	s := &shardStore{next: next, memory: shardMemory{now: now, clock: time.Now, random: rand.IntN}}
 	s.draws.New = func() any {
 		d := &draws{shardStore: s}
 		d.batch.Done, d.batch.OnKnown = d.answered, d.decided
@@ -49,16 +47,16 @@ func (s *shardStore) Submit(b *backend.Batch) {
 	for i := range b.Charges {
 		switch c := &b.Charges[i]; {
 		case c.Reset:
-			d.runSeparately(i, &resetShards{charge: *c, memory: &s.memory})
+			d.resetShards(i)
 		case c.Terms.Cost > c.Limit.Most(c.Terms.Reserve):
 			b.Decisions[i].Never = true
 			b.SetKnown(i, i+1)
 		case c.Terms.Cost < 0 && !c.Terms.DryRun:
-			d.runSeparately(i, &refund{charge: *c, memory: &s.memory})
-		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
+			d.refund(i)
+		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun:
 			d.draw(i)
 		default:
-			d.runSeparately(i, &combine{charge: *c, memory: &s.memory})
+			d.combine(i)
 		}
 	}
 	d.submit()
@@ -75,23 +73,19 @@ type draws struct {
 	batch   backend.Batch // has one charge for each element of drawn
 }
 
-// drawn is a charge of the outer batch, with the two shards drawn for it. The first one is charged.
-type drawn struct {
-	charge        int // the index of the charge in the outer batch
-	first, second int
-}
+// drawn is a charge of the outer batch, with the shard drawn for it.
+type drawn struct{ charge, shard int }
 
-// draw draws two shards for charge i, and adds the charge of the first one to the batch. If the first one can never
-// hold the cost, the charge is made at the second one.
+// draw draws a shard for charge i, and adds its charge to the batch, unless it can never hold the cost.
 func (d *draws) draw(i int) {
 	c := &d.outer.Charges[i]
-	first, second := d.memory.draw(c.Key, c.Shards, c.Terms.Hash)
-	if c.Terms.Cost > c.Shards[first].Capacity {
-		d.redraw(i, second)
+	shard := d.memory.draw(c.Key, c.Shards, c.Terms.Hash)
+	if c.Terms.Cost > c.Shards[shard].Capacity {
+		d.combine(i)
 		return
 	}
-	d.drawn = append(d.drawn, drawn{i, first, second})
-	d.batch.Charges = append(d.batch.Charges, shardOf(c, first))
+	d.drawn = append(d.drawn, drawn{i, shard})
+	d.batch.Charges = append(d.batch.Charges, shardOf(c, shard))
 	d.batch.Charges[len(d.drawn)-1].Group = len(d.drawn)
 }
 
@@ -120,16 +114,20 @@ func (d *draws) answered(b *backend.Batch) {
 }
 
 // decided is the OnKnown function of the batch: it handles the decisions on the charges with the positions
-// from <= i < to. A charge that its shard denied is made at other shards.
+// from <= i < to. A charge that its shard denied is made at all shards. Remaining and Value of the others become the
+// sums over all shards.
 func (d *draws) decided(from, to int) {
 	for i := from; i < to; i++ {
 		w := d.drawn[i]
 		c := &d.outer.Charges[w.charge]
-		if is, ok := d.memory.answer(c, w.first, d.batch.Decisions[i]); ok {
-			d.conclude(w.charge, is)
-		} else {
-			d.redraw(w.charge, w.second)
+		is := d.batch.Decisions[i]
+		left := d.memory.observe(c.Key, c.Shards, w.shard, &is)
+		if is.Err == nil && !is.Allowed {
+			d.combine(w.charge)
+			continue
 		}
+		is.Remaining, is.Value = left/c.Shards[w.shard].Unit(), left
+		d.conclude(w.charge, is)
 	}
 }
 
@@ -139,45 +137,6 @@ func (d *draws) conclude(i int, is backend.Decision) {
 	is.Value = wholeValue(&d.outer.Charges[i], is.Value)
 	d.outer.Decisions[i] = is
 	d.outer.SetKnown(i, i+1)
-}
-
-func (d *draws) redraw(i, shard int) {
-	c := &d.outer.Charges[i]
-	d.runSeparately(i, &redraw{combine: combine{charge: *c, memory: &d.memory}, shard: shard})
-}
-
-// redraw makes a charge at the second shard that was drawn for it. If that shard denies, too, or can never hold the
-// cost, redraw combines all shards.
-type redraw struct {
-	combine
-
-	shard int
-	done  bool // the shard has decided, or can never hold the cost
-}
-
-func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
-	switch {
-	case m.done:
-		return m.combine.step(answers)
-	case answers == nil && m.charge.Terms.Cost <= m.charge.Shards[m.shard].Capacity:
-		return []backend.Charge{shardOf(&m.charge, m.shard)}, nil
-	}
-	m.done = true
-	if answers != nil {
-		if is, ok := m.memory.answer(&m.charge, m.shard, answers[0]); ok {
-			m.is = is
-			return nil, nil
-		}
-	}
-	return m.combine.step(nil)
-}
-
-func (d *draws) runSeparately(i int, m machine) {
-	d.pending.Add(1)
-	d.run(m, d.outer, func(is backend.Decision) {
-		d.conclude(i, is)
-		d.ended()
-	})
 }
 
 // ended records that one part of the batch is decided. After the last part it ends the batch.
@@ -257,14 +216,14 @@ func (m *shardMemory) access(key []byte, shards []algorithms.Limit, f func(known
 	f(known)
 }
 
-// draw returns two different shards at random; first is the one with more units. The units that have flowed
+// draw draws two different shards at random, and returns the one with more units. The units that have flowed
 // in since the last known state are included. Without them, a shard that was once empty would not be charged
-// again, and its inflow would be lost. A shard that has just failed comes second.
-func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (first, second int) {
+// again, and its inflow would be lost. A shard that has just failed counts as empty.
+func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (shard int) {
 	n := len(shards)
-	first = m.random(n)
-	if second = m.random(n - 1); second >= first {
-		second++
+	shard, other := m.random(n), m.random(n-1)
+	if other >= shard {
+		other++
 	}
 	wall := m.clock()
 	left := func(i int, s *shardState) int64 {
@@ -279,11 +238,11 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 		return d.Value
 	}
 	m.access(key, shards, func(known []shardState) {
-		if left(second, &known[second]) > left(first, &known[first]) {
-			first, second = second, first
+		if left(other, &known[other]) > left(shard, &known[shard]) {
+			shard = other
 		}
 	})
-	return first, second
+	return shard
 }
 
 // order returns the numbers from 0 to n-1 in random order.
@@ -319,17 +278,6 @@ func (m *shardMemory) observe(key []byte, shards []algorithms.Limit, i int, d *b
 		}
 	})
 	return sum
-}
-
-// answer returns the decision on c, made from the decision d of its shard i. Remaining and Value become the
-// sums over all shards. ok is false if the shard denied c: other shards may still allow it.
-func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ backend.Decision, ok bool) {
-	left := m.observe(c.Key, c.Shards, i, &d)
-	if d.Err == nil && !d.Allowed {
-		return d, false
-	}
-	d.Remaining, d.Value = left/c.Shards[i].Unit(), left
-	return d, true
 }
 
 func (m *shardMemory) forget(key []byte) {

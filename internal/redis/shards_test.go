@@ -67,7 +67,7 @@ func shardsInMemory(t *testing.T) (s, shards backend.Store, clock *storetest.Clo
 	clock, undos := storetest.NewClock(), stores.NewUndos(time.Minute)
 	t.Cleanup(undos.Close)
 	shards = perSlot{memory.New(memory.Config{Clock: clock.Time})}
-	return newShardStore(shards, undos, clock.Now), shards, clock
+	return newShardStore(inSlots(shards, undos), clock.Now), shards, clock
 }
 
 // The master of a shard is down. An undo refunds the units to the other shards. A refund that can be repeated refunds all
@@ -132,8 +132,11 @@ func TestShardsThatLoseARace(t *testing.T) {
 				t.Fatalf("%s, shard %d: got %+v; want allowed", name, i, d)
 			}
 		}
-		var d backend.Decision
-		store.run(&combine{charge: c, memory: &store.memory, tries: test.tries}, &backend.Batch{}, func(is backend.Decision) { d = is })
+		b := &backend.Batch{Charges: []backend.Charge{c}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) {}}
+		m := &combine{steps: (&draws{shardStore: store, outer: b}).steps(0), tries: test.tries}
+		m.pending.Store(1)
+		m.steps.next = m.plan
+		m.begin(m.peekAll())
 		h.next(0, nil) // the dry runs
 		charge(0, test.other)
 		h.next(0, nil)
@@ -146,7 +149,7 @@ func TestShardsThatLoseARace(t *testing.T) {
 			h.next(0, nil)
 		}
 		undos.Close()
-		if n := h.left(c); d.Allowed != (test.retry == 0) || d.Err != nil || d.RetryAfter != test.retry || d.Remaining != test.remaining || n != test.left {
+		if d, n := b.Decisions[0], h.left(c); d.Allowed != (test.retry == 0) || d.Err != nil || d.RetryAfter != test.retry || d.Remaining != test.remaining || n != test.left {
 			t.Errorf("%s: got %+v, %d left of 20; want %+v", name, d, n, test)
 		}
 	}
@@ -163,7 +166,7 @@ func TestShardsSpreadAHotKey(t *testing.T) {
 				charges[slotOf(strconv.FormatUint(c.Slot, 36))*masters/slots] += 1.0 / requests
 			}
 			shards.Submit(b)
-		}), stores.NewUndos(time.Minute), clock.Now)
+		}), clock.Now)
 		c := sharded(t, windowSpec(1_000_000), n, "hot")
 		for range requests {
 			takeOne(t, s, c, algorithms.Charge{Cost: 1})

@@ -287,7 +287,7 @@ func (t *partsBatch) undoPart(p *part, n int) {
 		if slot := c.Terms.Slot; slot != nil {
 			c.Terms = algorithms.Charge{Cost: units, Slot: &algorithms.Slot{ID: slot.ID, Part: slot.Part, Op: algorithms.ReturnSlot}}
 		} else {
-			c.Terms = algorithms.Charge{Cost: -units, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At, Open: c.Terms.Open}
+			c.Terms = algorithms.Charge{Cost: -units, Scaled: c.Terms.Scaled, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At, Open: c.Terms.Open}
 		}
 		c.Group, c.Canceled, c.Then, c.Own = n, nil, false, nil
 		t.undo = append(t.undo, c)

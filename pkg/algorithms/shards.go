@@ -15,8 +15,8 @@ const MaxShards = 256
 // over the nodes of a cluster.
 //
 // For each request the Store draws two shards at random and charges the one with more units left (power of
-// two choices). If neither has enough alone, both are charged together, so that they end with equal amounts.
-// If both together do not have enough, the Store tries all shards before it denies the request.
+// two choices). If that does not have enough, the Store reads all shards, and charges several of them together, or
+// denies the request.
 
 // Split is for Stores of several nodes. It compiles the n shards of s: smaller limits that together make one. n is
 // between 2 and MaxShards.
@@ -93,8 +93,7 @@ func split(x *int64, n, i int) *int64 {
 }
 
 // TakeShards is for Stores of several nodes. It charges a.Cost at time now to the given shards of one bucket. It reads
-// only Limit and State of each Bucket, and writes only State. The Store passes two shards that it drew at random. If
-// they deny, it passes all shards.
+// only Limit and State of each Bucket, and writes only State.
 //
 //   - If one shard alone has enough, the shard with the most units left is charged.
 //   - Otherwise the shards are charged together and left level.
