@@ -675,7 +675,7 @@ while true do
   local byte, sub, rep = string.byte, string.sub, string.rep
 
   -- Each function with_… creates the functions in its line. It is called with the first charge that needs them.
-  local with_changed, same_scale, outlived, take_converted, adopt_balance, take_kept
+  local with_changed, same_scale, outlived, converted, take_converted, adopt_balance, take_kept
   local with_guaranteed, take_guaranteed
   local with_sliding, take_sliding
   local with_logs, log_load, log_size, log_at, log_clamp, log_write, take_log
@@ -955,6 +955,9 @@ while true do
         s.by, s.phase = l, phase
       elseif l.initial < l.capacity then
         return adopt_balance(l, phase, s, at), at, false
+      else
+        local c = converted(l, phase, s, at)
+        if c and c.value == l.v and c.prev == l.v1 then s = c end
       end
     end
     if l.initial < l.capacity and s.by == l and not s.denials and not s.open and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
@@ -1442,9 +1445,9 @@ while true do
 
     -- converted returns s, which has other numbers than l, as a state of l at time t, or false if that would lose
     -- consumption; and the largest consumption in units that s can express without a conversion.
-    local function converted(l, phase, s, t)
+    function converted(l, phase, s, t)
       local k = consumed(l, s, t)
-      local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+      local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials, open = s.open }
       if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
       if c.value < 0 or c.prev < 0 then return false end
       c.peaks = adopt_peaks(l, phase, s)
@@ -1452,13 +1455,14 @@ while true do
     end
 
     -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
-    -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A denied charge that is
-    -- made converts s only if the old numbers cannot express it.
+    -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A charge with max_wait
+    -- that must wait converts nothing. A denied charge that is made converts s only if the old numbers cannot express it.
     function take_converted(l, phase, s, t, a, d, dry_run)
       if a.cost == 0 then return nil end
       local c, most = converted(l, phase, s, t)
       local next = c and take(l, phase, c, a, d, dry_run)
-      if c and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
+      local waits = d.wait > 0 and a.reserve and a.max_wait > 0
+      if c and not waits and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
       clear(l, d)
       return nil
     end
@@ -1503,7 +1507,10 @@ while true do
       local reach = max(0, min(l.max_reserved, k.most - l.capacity))
       local goal = full + r * unit - cost
       if a.reserve then goal = max(min(goal, full), full + reach * unit - cost) end
-      if a.reserve and a.max_wait > 0 then goal = min(goal, full, full - cost + inflow_in(l, a.max_wait)) end
+      if a.reserve and a.max_wait > 0 then
+        goal = full - cost
+        if goal + inflow_in(l, a.max_wait) >= 0 then goal = max(0, goal) end
+      end
       if cost < 0 then
         local over = a.of > 0 and l.kind == WINDOW
           and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window

@@ -136,7 +136,8 @@ type Charge struct {
 	Hash uint64
 	// MaxWait is the longest acceptable wait for a turn in a leaky bucket, or for reserved units (Reserve). A request
 	// that would have to wait longer is denied, and Never is set if that is so even if the bucket is full. For this, every
-	// window counts as long as the longest. 0 means no bound.
+	// window counts as long as the longest. 0 means no bound. While a bucket of units to reserve has the numbers of another
+	// limit, a request with MaxWait is allowed only when its wait is as short as it can be, which is usually 0.
 	MaxWait Micros
 	// ChargedAt makes a refund the undo of a charge. It is the time of that charge; 0 means that the refund
 	// is not an undo.
@@ -333,7 +334,7 @@ func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen &
 //   - A new bucket gets its initial units.
 //   - A bucket whose Initial is below its Capacity is new again after it was full for a day.
 //   - If s has numbers of another Limit, s.By stays that Limit, and an allowed charge converts them. However, a bucket
-//     whose Initial is below its Capacity is converted at once, and counts as not stored.
+//     whose Initial is below its Capacity is converted at once, and counts as not stored. A full bucket is converted at once.
 //   - If the clock stepped back by up to a minute, the decision has the time of the last charge, so that no units flow
 //     in until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
 //     So a step of the clock neither refills a bucket nor stops its refill for more than a minute.
@@ -369,6 +370,10 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 	case !l.startsFilled():
 		l.adoptBalance(s, at, hash)
 		return at, false
+	case l.Kind != SlidingWindow && l.Kind != SlidingLog:
+		if next, _, _ := l.converted(s, at, hash); next.Value == l.v && next.Prev == l.v1 {
+			*s = next
+		}
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && s.Open == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at)

@@ -21,9 +21,9 @@ import (
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
 //	retry_after until the same request would be allowed under these rules, if no other request came first
 //
-// Before the conversion, used changes in the old numbers: a charge adds to used, and a refund subtracts from
-// it. So two processes with different numbers never admit more than the larger limit. The same holds for a
-// limit that is lowered and raised again.
+// A request for a full bucket (used = 0) converts it, too. Before the conversion, used changes in the old numbers: a charge
+// adds to used, and a refund subtracts from it. So two processes with different numbers never admit more than the larger limit. The same
+// holds for a limit that is lowered and raised again.
 //
 // A limit with Initial below Capacity is a balance: units were put there, and what it lacks is not consumption. Its
 // buckets keep their value, as far as it fits, and the first request converts them:
@@ -52,7 +52,7 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 // converted returns s, written under another Limit of the same Kind, as a State of l at time now. most is the largest
 // consumption in units that s can express without a conversion. ok is false if the conversion would lose consumption.
 func (l *Limit) converted(s *State, now Micros, hash uint64) (next State, most int64, ok bool) {
-	next = State{By: l, At: l.tickOf(now), Denials: s.Denials, Peaks: l.adoptPeaks(s, hash)}
+	next = State{By: l, At: l.tickOf(now), Denials: s.Denials, Peaks: l.adoptPeaks(s, hash), Open: s.Open}
 	k := l.consumed(s, now, hash)
 	most, next.Value = k.most, l.v-k.units(l)
 	if l.Kind == Guaranteed {
@@ -63,9 +63,9 @@ func (l *Limit) converted(s *State, now Micros, hash uint64) (next State, most i
 }
 
 // takeConverted decides charge a for s, a State in the numbers of another Limit, if that charge converts it: the charge
-// is allowed, and the conversion loses no consumption. Otherwise it reports false. A denied charge that is made converts
-// the State only if the old numbers cannot express it. was is the stored State, now is the time of the request, and at is the time of its
-// decision.
+// is allowed, and the conversion loses no consumption. Otherwise it reports false. A charge with MaxWait that must wait
+// converts nothing: see decideKept. A denied charge that is made converts the State only if the old numbers cannot express
+// it. was is the stored State, now is the time of the request, and at is the time of its decision.
 func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decision) bool {
 	if a.Cost == 0 {
 		return false
@@ -74,7 +74,8 @@ func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decis
 	if !ok {
 		return false
 	}
-	if l.TakeAt(&next, now, a, d); !d.Allowed && (!l.chargesDenied(a) || l.Capacity <= most) {
+	l.TakeAt(&next, now, a, d)
+	if d.Wait > 0 && a.Reserve && a.MaxWait > 0 || !d.Allowed && (!l.chargesDenied(a) || l.Capacity <= most) {
 		*d = Decision{}
 		return false
 	}
@@ -295,9 +296,11 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		goal = max(min(goal, full), full+reach*unit-cost)
 	}
 	if a.Reserve && a.MaxWait > 0 {
-		// How fast the debt shrinks depends on the limit that charges next. So a charge that would wait is allowed only after
-		// a conversion. RetryAfter ends where a step begins with a wait that is short enough, at most a step too late.
-		goal = min(goal, full, full-cost+l.inflowIn(a.MaxWait))
+		// How fast the debt shrinks depends on the limit that charges next. So a charge with MaxWait is allowed only with a
+		// conversion, and when its wait is as short as it can be: 0, unless the cost is above the capacity.
+		if goal = full - cost; goal+l.inflowIn(a.MaxWait) >= 0 {
+			goal = max(0, goal)
+		}
 	}
 	switch {
 	case cost < 0:

@@ -143,10 +143,10 @@ func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 	return a
 }
 
-// wholeSteps reports whether a.MaxWait is a whole number of steps of l. Otherwise the retry time of a bucket in the numbers
-// of another limit may be up to a step too late: docs/trust.md describes this case.
+// wholeSteps reports whether the retry time of a is exact, also for a bucket in the numbers of another limit. docs/trust.md
+// describes the exceptions: a leaky bucket and a MaxWait that is no whole number of its ticks, and windows of a calendar.
 func wholeSteps(l *Limit, a Charge) bool {
-	return a.MaxWait == 0 || l.Calendar == nil && a.MaxWait%max(1, l.length) == 0
+	return a.MaxWait == 0 || l.Calendar == nil && (l.Kind != LeakyBucket || a.MaxWait%l.length == 0)
 }
 
 // next returns the time of the next charge after one that was decided with d at time now. Now and then the

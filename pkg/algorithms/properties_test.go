@@ -32,12 +32,6 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 	return d
 }
 
-// waitsInOldNumbers reports whether m may reserve with a wait, while the bucket stays in the numbers of another limit. The
-// wait until the next window can be short enough now, and not any more in that window, which refills at the old rate.
-func (m *moment) waitsInOldNumbers() bool {
-	return m.after.By != m.limit && m.charge.Reserve && m.charge.MaxWait > 0
-}
-
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.charge.DryRun || m.charge.MaxWait > 0 && m.limit.Calendar != nil {
@@ -48,9 +42,6 @@ func TestRetryAfterIsExact(t *testing.T) {
 		}
 		if m.got.RetryAfter <= 0 {
 			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.charge, m.before, *m.limit)
-		}
-		if m.waitsInOldNumbers() && (m.now < m.before.At || m.got.Blocked > 0) {
-			return // docs/trust.md describes these exceptions
 		}
 		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.charge).Allowed {
 			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
@@ -66,8 +57,8 @@ func TestRetryAfterIsExact(t *testing.T) {
 // first. So the latest retry time of a group, or of a block and the limit, is exact too.
 func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, roll dice, m moment) {
-		if m.got.Allowed || m.got.Never || m.charge.DryRun || m.limit.Overdraw || !m.limit.startsFilled() || m.waitsInOldNumbers() {
-			return // a bucket that was full for a day starts at initial again; docs/trust.md describes both cases
+		if m.got.Allowed || m.got.Never || m.charge.DryRun || m.limit.Overdraw || !m.limit.startsFilled() {
+			return // a bucket that was full for a day starts at initial again
 		}
 		at := m.now + m.got.RetryAfter
 		for range 4 {
