@@ -51,54 +51,36 @@ func appendSize(dst []byte, kind byte, n int64) []byte {
 	return append(strconv.AppendInt(append(dst, kind), n, 10), "\r\n"...)
 }
 
-// reply is a reply in the protocol RESP2. Every form of a reply has all fields, so a reply of another form than the
-// caller expects has zero fields where the expected form has values.
+// reply is a reply in the protocol RESP2 that is no array.
 type reply struct {
-	kind     byte    // the first byte of the reply
-	text     string  // of a text, a number, an error or a bulk string
-	elements []reply // of an array
-	null     bool
+	kind byte   // the first byte of the reply
+	text string // of a text, a number, an error or a bulk string
 }
 
-// parseReply parses the first reply in have, whose arrays are nested at most depth deep. size is its length, or 0 if bytes
-// are missing. The texts share the memory of have. An error means that the bytes are no reply to a command of this package.
-func parseReply(have []byte, depth int) (r reply, size int, err error) {
+// parseReply parses the first reply in have. size is its length, or 0 if bytes are missing. The text of a bulk string shares
+// the memory of have. An error means that the bytes are no reply to a command of this package.
+func parseReply(have []byte) (r reply, size int, err error) {
 	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
 	if !ok {
 		return r, 0, nil
 	}
-	invalid := func() (reply, int, error) {
-		return reply{}, 0, fmt.Errorf("redis: invalid reply: %.20q", have)
+	size = len(have) - len(rest)
+	if len(line) > 0 && len(line) <= maxReplyText {
+		r.kind = line[0]
 	}
-	if len(line) == 0 || len(line) > maxReplyText {
-		return invalid()
-	}
-	r.kind, size = line[0], len(have)-len(rest)
-	if r.kind == '+' || r.kind == '-' || r.kind == ':' {
+	switch r.kind {
+	case '+', '-', ':':
 		r.text = string(line[1:])
 		return r, size, nil
-	}
-	n, err := strconv.Atoi(string(line[1:]))
-	switch {
-	case n == -1 && depth > 0:
-		r.null = true
-		return r, size, nil
-	case err != nil || n < 0 || n > maxScriptReply:
-		return invalid()
-	case r.kind == '$' && len(rest) < n+2:
-		return r, 0, nil
-	case r.kind == '$':
-		r.text = unsafe.String(unsafe.SliceData(rest), n)
-		return r, size + n + 2, nil
-	case r.kind != '*' || depth == 0:
-		return invalid()
-	}
-	for range n {
-		element, used, err := parseReply(have[size:], depth-1)
-		if err != nil || used == 0 {
-			return r, 0, err
+	case '$':
+		switch n, err := strconv.Atoi(string(line[1:])); {
+		case err != nil || n < 0 || n > maxScriptReply:
+		case len(rest) < n+2:
+			return r, 0, nil
+		default:
+			r.text = unsafe.String(unsafe.SliceData(rest), n)
+			return r, size + n + 2, nil
 		}
-		r.elements, size = append(r.elements, element), size+used
 	}
-	return r, size, nil
+	return reply{}, 0, fmt.Errorf("redis: invalid reply: %.20q", have)
 }

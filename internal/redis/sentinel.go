@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -92,9 +93,8 @@ func (v view) switched(addr string, now time.Time) view {
 type sentinels struct {
 	name   string
 	master goredis.Options // options of a client of a master
+	own    goredis.Options // options of a client of a Sentinel
 	dial   dialFunc
-	// username and password log in to the Sentinels. The password is "" if they need none.
-	username, password string
 
 	moved   func() // called when the master changes
 	closing context.Context
@@ -115,10 +115,13 @@ type sentinels struct {
 // newFailoverClient makes a client of the master that l names. The client follows failovers.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{
-		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
+		name: l.master, master: *o, own: *o, dial: dial,
 		known: make(chan struct{}), now: s.clock.Now, machine: s.config.Machine,
 	}
 	w.master.Dialer, w.master.PoolSize = dialer(dial, new(atomic.Uint32)), 1
+	w.own.Dialer, w.own.PoolSize, w.own.DB, w.own.CredentialsProviderContext = w.master.Dialer, 1, 0, nil
+	w.own.Username, w.own.Password = l.sentinelUsername, l.sentinelPassword
+	w.own.ReadTimeout, w.own.WriteTimeout = sentinelPoll/2, sentinelPoll/2
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.moved = s.masterChanged
 	s.sentinels = w
@@ -284,6 +287,87 @@ func (w *sentinels) listen(addr string) {
 		}
 		w.pause(sentinelRedial)
 	}
+}
+
+// attend polls the Sentinel at addr and receives its messages, until a connection fails. It receives them on its own
+// goroutine: go-redis panics at a message of another form than it expects.
+func (w *sentinels) attend(addr string) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = malformedReply(p)
+		}
+	}()
+	o := w.own
+	o.Addr = addr
+	client := goredis.NewSentinelClient(&o)
+	client.AddHook(recovering{})
+	defer client.Close()
+	defer context.AfterFunc(w.closing, func() { client.Close() })()
+	if err := w.query(client, addr); err != nil {
+		return err
+	}
+	messages := client.Subscribe(w.closing, "+switch-master", "+failover-state-send-slaveof-noone", "+promoted-slave", "-failover-abort-slave-timeout")
+	defer messages.Close()
+	first, err := messages.ReceiveTimeout(w.closing, sentinelPoll/2)
+	if _, subscribed := first.(*goredis.Subscription); err == nil && !subscribed {
+		err = errors.New("redis: invalid reply to SUBSCRIBE")
+	}
+	if err != nil {
+		return err
+	}
+	// Messages may have been missed until now.
+	if err := errors.Join(w.query(client, addr), w.discover(client)); err != nil {
+		return err
+	}
+	heard, next := true, time.Now().Add(sentinelPoll)
+	for {
+		m, err := messages.ReceiveTimeout(w.closing, max(1, time.Until(next)))
+		if m, ok := m.(*goredis.Message); ok {
+			w.message(m.Channel, strings.Fields(m.Payload))
+		}
+		if err != nil && (!isTimeout(err) || !heard || w.closing.Err() != nil) {
+			return err
+		}
+		if heard = err == nil; !heard || time.Now().After(next) {
+			next = time.Now().Add(sentinelPoll)
+			if err := errors.Join(w.query(client, addr), messages.Ping(w.closing)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// query asks a Sentinel for the master. An error means that the connection must not be used any more.
+func (w *sentinels) query(c *goredis.SentinelClient, sentinel string) error {
+	answer, err := c.GetMasterAddrByName(w.closing, w.name).Result()
+	switch _, refused := errors.AsType[goredis.Error](err); {
+	case errors.Is(err, goredis.Nil):
+		w.refused(fmt.Errorf("%w: %s", errNoMaster, w.name), sentinel)
+	case refused:
+		w.refused(err, sentinel)
+	case err != nil:
+		return err
+	case len(answer) != 2 || !isAddress(net.JoinHostPort(answer[0], answer[1])):
+		return errors.New("redis: invalid reply: a Sentinel named a master without an address")
+	default:
+		w.named(net.JoinHostPort(answer[0], answer[1]))
+	}
+	return nil
+}
+
+// discover watches the Sentinels that another Sentinel names. An error means that the connection must not be used any
+// more.
+func (w *sentinels) discover(c *goredis.SentinelClient) error {
+	others, err := c.Sentinels(w.closing, w.name).Result()
+	if _, refused := errors.AsType[goredis.Error](err); refused {
+		return nil
+	}
+	for _, other := range others {
+		if addr := net.JoinHostPort(other["ip"], other["port"]); isAddress(addr) {
+			w.watch(addr)
+		}
+	}
+	return err
 }
 
 func (w *sentinels) named(addr string) {

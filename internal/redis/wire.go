@@ -398,7 +398,7 @@ func (w *wire) answer(p *pipe, have []byte) (used int, err error) {
 		p.replies = p.replies[:0]
 		at := used
 		for range count {
-			r, size, err := parseReply(have[at:], 0)
+			r, size, err := parseReply(have[at:])
 			if err != nil || size == 0 {
 				return used, err
 			}

@@ -450,7 +450,7 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 func TestRepliesInPieces(t *testing.T) {
 	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": "", ":12\r\n": "12"} {
 		for n := range len(whole) + 1 {
-			r, size, err := parseReply([]byte(whole[:n]), 0)
+			r, size, err := parseReply([]byte(whole[:n]))
 			if n < len(whole) && size > 0 || n == len(whole) && (size != n || r.text != want || r.kind != whole[0]) || err != nil {
 				t.Errorf("%q: got %+v of %d bytes, %v; want %q only if nothing is missing", whole[:n], r, size, err, want)
 			}
