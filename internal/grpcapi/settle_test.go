@@ -240,8 +240,8 @@ func TestACostByBucketIsChargedAfterItsDeadline(t *testing.T) {
 func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &failing{Store: memory.New(memory.Config{})}
-		repeats := stores.NewRepeats(time.Second)
-		defer repeats.Close(time.Second)
+		repeats := stores.NewUndos(nil, time.Second)
+		defer repeats.Close()
 		s := slotServer(t, store, repeats)
 		reply := sent(t, s, 0, entry("user", "bob", nil))
 		store.down.Store(true)

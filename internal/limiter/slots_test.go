@@ -314,12 +314,12 @@ func (s *losing) Submit(b *backend.Batch) {
 func TestASlotOfUnknownOutcomeIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSlotBench(t)
-		store, repeats := &losing{Store: b.store}, stores.NewRepeats(time.Second)
+		store, repeats := &losing{Store: b.store}, stores.NewUndos(nil, time.Second)
 		b.store = &faulty{Store: store}
 		b.restart(t, inFlight, func(c *limiter.Config) { c.Repeater = repeats })
 		store.answers = 2
 		b.denied(1, "tenant=bob")
-		repeats.Close(time.Minute)
+		time.Sleep(time.Minute)
 		b.want("uploads", "bob", 3)
 		store.answers = 1
 		first, second := b.named("once", "uploads"), b.named("once", "uploads")

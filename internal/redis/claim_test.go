@@ -163,7 +163,7 @@ func TestGroupsWithoutAnAnswerKeepTheirClaim(t *testing.T) {
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	port := redistest.FreePort(t)
 	first := redistest.Start(t)
-	undos := stores.NewUndos(10 * time.Second)
+	undos := stores.NewUndos(nil, 10*time.Second)
 	t.Cleanup(undos.Close)
 	second := away(t, Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
 	store := stores.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
@@ -246,7 +246,7 @@ func TestASlotIsReturnedBeforeItsRequestIsRepeated(t *testing.T) {
 // takeUnderID returns a function that charges a group with an ID: a slot of one, which is in slots, and a unit, which is
 // in units. The claims are in s.
 func takeUnderID(t *testing.T, s *Store, slots, units backend.Store) func(id byte) [2]backend.Decision {
-	undos := stores.NewUndos(time.Minute)
+	undos := stores.NewUndos(nil, time.Minute)
 	t.Cleanup(undos.Close)
 	parts := stores.NewRouter(func(group []backend.Charge) *stores.Route {
 		if group[0].Terms.Slot != nil {

@@ -80,7 +80,7 @@ func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undo
 	h = &heldShards{now: 1000 * algorithms.Second}
 	clock := func() algorithms.Micros { return h.now }
 	h.memory = memory.New(memory.Config{Clock: storetest.Times(clock)})
-	undos = stores.NewUndos(time.Minute)
+	undos = stores.NewUndos(nil, time.Minute)
 	s = newShardStore(inSlots(h, undos), clock)
 	s.memory.clock = func() time.Time { return time.UnixMicro(int64(h.now)) }
 	s.memory.random = rng.IntN

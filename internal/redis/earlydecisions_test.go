@@ -51,7 +51,7 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 			}
 			return &routes[0]
 		}, nil)
-		undos := stores.NewUndos(time.Second)
+		undos := stores.NewUndos(nil, time.Second)
 		defer undos.Close()
 		s := newShardStore(inSlots(perSlot{router}, undos), nil)
 		charges := []backend.Charge{

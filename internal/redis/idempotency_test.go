@@ -94,7 +94,7 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			first, second := on(t, form), on(t, "server")
 			divided := func() backend.Store {
-				undos := stores.NewUndos(time.Second)
+				undos := stores.NewUndos(nil, time.Second)
 				t.Cleanup(undos.Close)
 				return stores.Divided(open(t, first), open(t, second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}

@@ -104,7 +104,7 @@ func Open(c Config) (*Store, error) {
 	if c.Machine != nil {
 		s.clock, s.spawn, s.random = c.Machine.Clock, c.Machine.Go, c.Machine.Random
 	}
-	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
+	s.undos = stores.NewUndos(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
 	o := c.options(u)
 	dial := newDialer(o)

@@ -64,7 +64,7 @@ func sum(all []int64) (n int64) {
 // shardsInMemory returns a Store of sharded buckets, and the Store that has the shards.
 func shardsInMemory(t *testing.T) (s, shards backend.Store, clock *storetest.Clock) {
 	t.Helper()
-	clock, undos := storetest.NewClock(), stores.NewUndos(time.Minute)
+	clock, undos := storetest.NewClock(), stores.NewUndos(nil, time.Minute)
 	t.Cleanup(undos.Close)
 	shards = perSlot{memory.New(memory.Config{Clock: clock.Time})}
 	return newShardStore(inSlots(shards, undos), clock.Now), shards, clock

@@ -14,9 +14,6 @@ import (
 // the request if the answer is late.
 const answerMargin = 2 * time.Millisecond
 
-// repeatPatience is how long the end of the program waits for returns of slots that the store has not answered.
-const repeatPatience = time.Second
-
 // stack holds the Stores, from the one that the limiter calls down to the Redis servers.
 type stack struct {
 	top    backend.Store
@@ -25,7 +22,7 @@ type stack struct {
 	redis  []*redis.Store     // empty without Redis; the second one, if present, is for limits per second
 	undos  *stores.Undos      // refunds for requests with limits in both Redis servers; nil with one Redis
 	// repeats submits the returns and renewals of slots.
-	repeats *stores.Repeats
+	repeats *stores.Undos
 }
 
 func (s *server) newStack() (st stack, err error) {
@@ -33,7 +30,7 @@ func (s *server) newStack() (st stack, err error) {
 	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
 	s.metrics.WatchMemory(st.memory.Stats)
 	st.top = st.memory
-	st.repeats = stores.NewRepeats(max(100*time.Millisecond, 4*c.Timeout))
+	st.repeats = stores.NewUndos(nil, max(100*time.Millisecond, 4*c.Timeout))
 	switch {
 	case c.URL == "" && c.PerSecondURL == "":
 		return st, nil
@@ -45,7 +42,7 @@ func (s *server) newStack() (st stack, err error) {
 	}
 	st.top = st.redis[0] // a redis.Store has a queue, a circuit breaker and connections for each server
 	if len(st.redis) > 1 {
-		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+		st.undos = stores.NewUndos(nil, max(100*time.Millisecond, 4*c.Timeout))
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
@@ -90,7 +87,7 @@ func (st *stack) forgetting(keys [][]byte, all bool, change func()) {
 
 // close closes the Stores. No batch may be submitted after it has been called.
 func (st *stack) close() {
-	st.repeats.Close(repeatPatience)
+	st.repeats.Close()
 	if st.cache != nil {
 		st.cache.Close()
 	}

@@ -17,7 +17,7 @@ func TestDroppedUndosAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	st := stack{undos: stores.NewUndos(time.Second), redis: []*redis.Store{r}}
+	st := stack{undos: stores.NewUndos(nil, time.Second), redis: []*redis.Store{r}}
 	st.undos.Close()
 	if st.undos.Submit(memory.New(memory.Config{}), make([]backend.Charge, 1)); st.undosDropped() != 1 {
 		t.Errorf("%d dropped refunds are counted; want 1", st.undosDropped())

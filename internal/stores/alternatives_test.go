@@ -24,7 +24,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 		planLeft, creditsLeft int64
 	}{{cost: 4, planLeft: 10, creditsLeft: 20}, {cost: 11, planLeft: 10, creditsLeft: 20}} {
 		synctest.Test(t, func(t *testing.T) {
-			undos := stores.NewUndos(time.Minute)
+			undos := stores.NewUndos(nil, time.Minute)
 			store, other := memory.New(memory.Config{Clock: storetest.Times(wall)}), memory.New(memory.Config{Clock: storetest.Times(wall)})
 			recorded := &recorder{next: store}
 			day := algorithms.Day

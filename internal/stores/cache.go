@@ -2,6 +2,7 @@ package stores
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -61,22 +62,12 @@ import (
 // A change of the limit's numbers or of the lease terms drops the lease, and its unused units are lost. A Reset drops
 // the lease, too. While buckets are cached, a timer returns the unused units of expired leases. Close stops the timer.
 func Cache(next backend.Store, c CacheConfig) *CacheStore {
-	if c.Timeout <= 0 {
-		c.Timeout = time.Second
-	}
-	if c.MaxAge <= 0 {
-		c.MaxAge = time.Second
-	}
-	if c.MaxKeys <= 0 {
-		c.MaxKeys = 65_536
-	}
+	c.Timeout, c.MaxAge, c.MaxKeys = cmp.Or(c.Timeout, time.Second), cmp.Or(c.MaxAge, time.Second), cmp.Or(c.MaxKeys, 65_536)
+	c.Clock = cmp.Or(c.Clock, clock.System)
 	if c.Clocks == nil {
 		c.Clocks = systemClocks()
 	}
-	if c.Clock == nil {
-		c.Clock = clock.System
-	}
-	s := &CacheStore{next: next, config: c, elapsed: newElapsed(c.Clocks), background: NewUndosBy(c.Clock, c.Timeout)}
+	s := &CacheStore{next: next, config: c, elapsed: newElapsed(c.Clocks), background: NewUndos(c.Clock, c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].store = s
 		s.shards[i].maxBuckets = max(1, c.MaxKeys/cacheShards)

@@ -19,7 +19,7 @@ func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
 func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 	t.Helper()
-	undos := stores.NewUndos(time.Second)
+	undos := stores.NewUndos(nil, time.Second)
 	t.Cleanup(undos.Close)
 	return stores.Divided(first, second, odd, undos)
 }

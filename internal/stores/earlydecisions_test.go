@@ -102,7 +102,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				undos = stores.NewUndos(time.Second)
+				undos = stores.NewUndos(nil, time.Second)
 				defer undos.Close()
 				s := stores.Deadline(c.make(t, twoServers()), 5*ms, 0, nil)
 				done := make(chan struct{})
@@ -133,7 +133,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 // the batch has ended, the units are in the bucket again.
 func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		undos := stores.NewUndos(time.Second)
+		undos := stores.NewUndos(nil, time.Second)
 		defer undos.Close()
 		day, next := fixed(t, 3, algorithms.Day), twoServers()
 		s := stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
@@ -235,7 +235,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 		routes[i].Store = batchFunc(func(b *backend.Batch) { submitAndWait(next, b) })
 	}
 	next := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]%servers] }, nil)
-	undos := stores.NewUndos(time.Second)
+	undos := stores.NewUndos(nil, time.Second)
 	defer undos.Close()
 	denied := stores.Cache(stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0] % servers) }, undos), stores.CacheConfig{})
 	lease := stores.Cache(denied, stores.CacheConfig{})

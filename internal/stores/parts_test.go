@@ -62,7 +62,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				undos := stores.NewUndos(time.Minute)
+				undos := stores.NewUndos(nil, time.Minute)
 				defer undos.Close()
 				time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1500 * ms))) // the middle of a window
 				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -112,7 +112,7 @@ func TestWhatADeniedPartOfAGroupChanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				undos := stores.NewUndos(time.Minute)
+				undos := stores.NewUndos(nil, time.Minute)
 				defer undos.Close()
 				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 				decisions := chargeInParts(t, undos, part(store, test.first...), part(store, test.second...))
@@ -149,7 +149,7 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 		"a refund that waited for others": {part(well, charge("a", -1)), part(unsent, charge("b", 1)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			undos := stores.NewUndos(time.Minute)
+			undos := stores.NewUndos(nil, time.Minute)
 			defer undos.Close()
 			for i, d := range chargeInParts(t, undos, c.a, c.b) {
 				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken || errors.Is(d.Err, context.DeadlineExceeded) != strings.Contains(name, "no answer") {
@@ -190,7 +190,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	var undone [3]int
 	var below []backend.Store
 	charges := []backend.Charge{of(limit, "d", 1)} // a group of its own before the parts
-	undos := stores.NewUndos(time.Minute)
+	undos := stores.NewUndos(nil, time.Minute)
 	for i := range pending {
 		cost := int64(1)
 		if i == p.refund {
@@ -265,7 +265,7 @@ func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, faile
 
 // The client closes the connection after a part of its request was charged.
 func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
-	undos := stores.NewUndos(time.Second)
+	undos := stores.NewUndos(nil, time.Second)
 	canceled := &atomic.Bool{}
 	var undone atomic.Int64
 	store := stores.Parts(routed(submitFunc(func(b *backend.Batch) {
@@ -297,7 +297,7 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 
 func TestAChargeThatIsUndoneDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		undos := stores.NewUndos(time.Minute)
+		undos := stores.NewUndos(nil, time.Minute)
 		defer undos.Close()
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		reserved := of(tokens(t, 1, algorithms.Second, 5), "a", 8)

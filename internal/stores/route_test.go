@@ -76,7 +76,7 @@ func TestThePartsOfABatchKeepItsSettings(t *testing.T) {
 }
 
 func TestManyPartsInMemory(t *testing.T) {
-	undos := stores.NewUndos(time.Minute)
+	undos := stores.NewUndos(nil, time.Minute)
 	defer undos.Close()
 	store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 	s := stores.Parts(routed(store), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
@@ -93,7 +93,7 @@ func TestManyPartsInMemory(t *testing.T) {
 }
 
 func TestUndosAreBounded(t *testing.T) {
-	undos := stores.NewUndos(time.Minute)
+	undos := stores.NewUndos(nil, time.Minute)
 	h := &pendingStore{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
 	key := []byte("key")
 	for range 1100 {

@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -10,20 +11,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-const maxUndos = 1024
+const (
+	maxUndos   = 1024
+	maxRepeats = 100_000
+	// repeatFor is how long a charge is repeated. repeatFirst and repeatLast are the first and the longest interval.
+	repeatFor   = 10 * time.Second
+	repeatFirst = 50 * time.Millisecond
+	repeatLast  = 2 * time.Second
+)
 
-// Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number of these calls in
-// flight, and the time until each is sent.
+// Undos makes calls for which no caller waits, such as refunds and returns of slots. It bounds the number of these calls
+// in flight, and the time until each is sent.
 type Undos struct {
 	clock   clock.Clock
 	timeout time.Duration
 	dropped atomic.Int64
 	running sync.WaitGroup
-	repeats *Repeats // of returns of slots
 
 	mu       sync.Mutex
 	inFlight int  // guarded by mu, like the following fields
-	closed   bool // Begin returns false
+	closed   bool // no call begins, and nothing is repeated
 	watched  map[[16]byte]*slotReturns
 }
 
@@ -33,17 +40,14 @@ type slotReturns struct {
 	end  func()
 }
 
-// NewUndos makes an Undos. A call that cannot be sent within timeout is never sent.
-func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(clock.System, timeout) }
-
-// NewUndosBy does what NewUndos does, with a given clock.
-func NewUndosBy(clock clock.Clock, timeout time.Duration) *Undos {
-	return &Undos{clock: clock, timeout: timeout, repeats: NewRepeatsBy(clock, timeout), watched: map[[16]byte]*slotReturns{}}
+// NewUndos makes an Undos. A call that cannot be sent within timeout is not sent. A nil clock means that of the system.
+func NewUndos(by clock.Clock, timeout time.Duration) *Undos {
+	return &Undos{clock: cmp.Or(by, clock.System), timeout: timeout, watched: map[[16]byte]*slotReturns{}}
 }
 
 // Submit submits charges to store as a Detached batch. It copies the charges and their keys first. If
 // maxUndos calls are in flight, or u is closed, Submit drops the charges. A limit whose refund is dropped admits
-// less than it could, never more. The return of a slot is repeated until the store decides it (Repeats).
+// less than it could, never more. The return of a slot is repeated until the store decides it (Repeat).
 func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	rest := charges[:0:0]
 	for i := range charges {
@@ -65,18 +69,14 @@ func (u *Undos) returnSlot(store backend.Store, c *backend.Charge) {
 		watch.open++
 	}
 	u.mu.Unlock()
-	if !u.Begin() {
-		return
-	}
 	failed := false
-	u.repeats.Repeat(store, c, func(d *backend.Decision) bool {
+	u.Repeat(store, c, func(d *backend.Decision) bool {
 		failed = failed || d.Err != nil && !errors.Is(d.Err, backend.ErrNotTaken)
 		return false
 	}, func(d *backend.Decision) {
 		if watch != nil && d.Err == nil && !failed {
 			u.returned(watch)
 		}
-		u.End()
 	})
 }
 
@@ -129,12 +129,68 @@ func (u *Undos) submit(store backend.Store, charges []backend.Charge) {
 	})
 }
 
-// Begin reports whether the caller may make a call. If so, Begin counts the call, and the caller must call End after
-// it.
-func (u *Undos) Begin() bool {
+// repeated is a charge that is submitted until the store decides it, with its last decision.
+type repeated struct {
+	undos     *Undos
+	store     backend.Store
+	batch     backend.Batch
+	charges   [1]backend.Charge
+	decisions [1]backend.Decision
+	unless    func(*backend.Decision) bool
+	done      func(*backend.Decision)
+	until     time.Time
+	pause     time.Duration
+}
+
+// Repeat submits a copy of c, a charge that changes nothing when it is repeated, to store. It submits it again if the Store
+// fails, or if unless is not nil and returns true for the decision, but for no longer than ten seconds. unless gets each
+// decision, also one with an Err. Then Repeat calls done with the last decision, whose Err is set if there was none. If
+// 100,000 calls are in flight, or u is closed, the charge is not submitted.
+func (u *Undos) Repeat(store backend.Store, c *backend.Charge, unless func(*backend.Decision) bool, done func(*backend.Decision)) {
+	if !u.begin(maxRepeats) {
+		done(&backend.Decision{Err: backend.ErrNotTaken})
+		return
+	}
+	t := &repeated{undos: u, store: store, unless: unless, done: done, until: u.clock.Now().Add(repeatFor), pause: repeatFirst}
+	t.charges[0] = *c
+	t.charges[0].Key = append([]byte(nil), c.Key...)
+	t.submit()
+}
+
+func (t *repeated) submit() {
+	t.decisions[0] = backend.Decision{}
+	t.batch = backend.Batch{
+		Charges: t.charges[:], Decisions: t.decisions[:], Deadline: t.undos.Deadline(), Detached: true,
+		Done: func(*backend.Batch) { t.decided() },
+	}
+	t.store.Submit(&t.batch)
+}
+
+func (t *repeated) decided() {
+	u, d, pause := t.undos, &t.decisions[0], t.pause
+	if again := t.unless != nil && t.unless(d) || d.Err != nil; again && u.clock.Now().Add(pause).Before(t.until) && !u.isClosed() {
+		t.pause = min(2*pause, repeatLast)
+		u.clock.AfterFunc(pause, t.submit)
+		return
+	}
+	t.done(d)
+	u.End()
+}
+
+func (u *Undos) isClosed() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.closed || u.inFlight >= maxUndos {
+	return u.closed
+}
+
+// Begin reports whether the caller may make a call. If so, Begin counts the call, and the caller must call End after
+// it.
+func (u *Undos) Begin() bool { return u.begin(maxUndos) }
+
+func (u *Undos) begin(most int) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed || u.inFlight >= most {
 		u.dropped.Add(1)
 		return false
 	}
@@ -167,11 +223,11 @@ func (u *Undos) Deadline() time.Time { return u.clock.Now().Add(u.timeout) }
 // Dropped returns how many calls Begin has refused.
 func (u *Undos) Dropped() int64 { return u.dropped.Load() }
 
-// Close waits for the calls in flight. Later calls are dropped.
+// Close waits for the calls in flight. A charge that waits for its repetition is submitted once more. Later calls are
+// dropped.
 func (u *Undos) Close() {
 	u.mu.Lock()
 	u.closed = true
 	u.mu.Unlock()
-	u.repeats.Close(0)
 	u.running.Wait()
 }

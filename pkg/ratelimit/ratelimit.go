@@ -130,7 +130,7 @@ type Limiter struct {
 	named   map[string]*limit // never modified
 	limiter *limiter.Limiter  // for what direct cannot do: ids, payers, settlements and resets
 	direct  sync.Pool         // of *limiter.Direct
-	repeats *stores.Repeats   // of returns of slots
+	repeats *stores.Undos     // of returns of slots
 }
 
 type limit struct {
@@ -173,7 +173,7 @@ func New(c Config) (*Limiter, error) {
 	if problems != nil {
 		return nil, errors.Join(problems...)
 	}
-	l.repeats = stores.NewRepeats(repeatTimeout)
+	l.repeats = stores.NewUndos(nil, repeatTimeout)
 	l.limiter = limiter.New(c.Store, limiter.Config{IDs: l.keys, Now: c.now, Repeater: l.repeats})
 	l.limiter.Swap(snapshot)
 	return l, nil

@@ -30,26 +30,27 @@ func scripted(answers ...backend.Decision) (s backend.Store, calls *int) {
 func TestAChargeIsRepeatedUntilItIsDecided(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers      []backend.Decision
-		patience     time.Duration // of Close
+		open         time.Duration // until Close
 		calls        int
 		ends, closes time.Duration
 	}{
-		"at once":        {[]backend.Decision{allowed}, time.Minute, 1, 0, 50 * ms},
-		"after failures": {[]backend.Decision{unsent, noAnswer, allowed}, time.Minute, 3, 150 * ms, 150 * ms},
-		"after a denial": {[]backend.Decision{{}, allowed}, time.Minute, 2, 50 * ms, 50 * ms},
-		"not in ten s":   {[]backend.Decision{noAnswer}, time.Minute, 10, 9150 * ms, 9150 * ms},
-		"not in time":    {[]backend.Decision{noAnswer}, 400 * ms, 5, 750 * ms, 400 * ms},
+		"at once":        {[]backend.Decision{allowed}, 0, 1, 0, 50 * ms},
+		"after failures": {[]backend.Decision{unsent, noAnswer, allowed}, 60 * ms, 3, 150 * ms, 150 * ms},
+		"after a denial": {[]backend.Decision{{}, allowed}, 0, 2, 50 * ms, 50 * ms},
+		"not in ten s":   {[]backend.Decision{noAnswer}, time.Minute, 10, 9150 * ms, time.Minute},
+		"not in time":    {[]backend.Decision{noAnswer}, 400 * ms, 5, 750 * ms, 750 * ms},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r, start, ends := stores.NewRepeats(time.Second), time.Now(), []time.Duration(nil)
+				r, start, ends := stores.NewUndos(nil, time.Second), time.Now(), []time.Duration(nil)
 				other, _ := scripted(noAnswer, allowed)
 				store, calls := scripted(test.answers...)
 				c := of(nil, "a", 1)
 				done := func(*backend.Decision) { ends = append(ends, time.Since(start)) }
 				r.Repeat(store, &c, func(d *backend.Decision) bool { return d.Err == nil && !d.Allowed }, done)
 				r.Repeat(other, &c, nil, func(*backend.Decision) {})
-				r.Close(test.patience)
+				time.Sleep(test.open)
+				r.Close()
 				closes := time.Since(start)
 				time.Sleep(time.Minute)
 				if r.Repeat(store, &c, nil, done); len(ends) != 2 || ends[0] != test.ends || closes != test.closes || *calls != test.calls {
@@ -69,7 +70,7 @@ func TestTheEndOfTheReturnsOfSlots(t *testing.T) {
 		"perhaps still sent": {[]backend.Decision{noAnswer, allowed}, false}, "never decided": {[]backend.Decision{unsent}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			undos, ends := stores.NewUndos(time.Second), 0
+			undos, ends := stores.NewUndos(nil, time.Second), 0
 			slot := of(nil, "a", 1)
 			slot.Terms.Slot = &algorithms.Slot{ID: [16]byte{1}}
 			then := undos.AfterReturns(slot.Terms.Slot.ID)
