@@ -96,7 +96,7 @@ func (s *slowStore) end(b *backend.Batch) {
 // inTime ends the batches of s early, as the outermost wrapper of the server does: after timeout, or margin
 // before the deadline of the batch if that is earlier.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
-	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
+	return stores.Deadline(nil, s, timeout, margin, func(value any) { panic(value) })
 }
 
 const ms = time.Millisecond

@@ -72,7 +72,7 @@ func (stuck) Submit(*backend.Batch) {}
 func TestTheCallsForOneRequestTakeTheTimeOfOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout, margin = 10 * time.Millisecond, 2 * time.Millisecond
-		l := limiter.New(stores.Deadline(stuck{}, timeout, margin, nil), limiter.Config{Deadline: func() time.Time { return time.Now().Add(timeout + margin) }})
+		l := limiter.New(stores.Deadline(nil, stuck{}, timeout, margin, nil), limiter.Config{Deadline: func() time.Time { return time.Now().Add(timeout + margin) }})
 		l.Swap(compiled(t, `
 domain: d
 limits:

@@ -83,7 +83,7 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
 					s := backend.Store(blocking(timeout, server.decide))
 					if withDeadline {
-						s = stores.Deadline(s, timeout, ms, nil)
+						s = stores.Deadline(nil, s, timeout, ms, nil)
 					}
 					denied := int(steady(s, 50*ms+stall+100*ms, every, timeout))
 					if most := int((stall + 20*ms) / every); denied > most {
@@ -254,7 +254,7 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 				done(c, p.decide(t.Context(), c))
 			}()
 		}
-		s := stores.Deadline(l, 10*ms, ms, nil)
+		s := stores.Deadline(nil, l, 10*ms, ms, nil)
 		p.broken.Store(true)
 		for reported.all == "" {
 			ok(t, s)

@@ -149,7 +149,7 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ..
 	}
 	l.addRequest(0, backend.Charge{Key: []byte("left"), Limit: large, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: large, Slot: 1})
 	for n, store := range below {
-		s := stores.Deadline(store, l.deadline, ms, nil)
+		s := stores.Deadline(nil, store, l.deadline, ms, nil)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}

@@ -35,7 +35,7 @@ const (
 
 func newPaced(each time.Duration) *paced {
 	p := &paced{each: each, rng: rand.New(rand.NewPCG(1, 2)), until: time.Now().Add(600 * ms)}
-	p.store = stores.Deadline(blocking(10*ms, p.decide), 10*ms, 0, nil)
+	p.store = stores.Deadline(nil, blocking(10*ms, p.decide), 10*ms, 0, nil)
 	return p
 }
 

@@ -50,7 +50,7 @@ func (s *server) newStack() (st stack, err error) {
 	st.cache = stores.Cache(st.top, stores.CacheConfig{Timeout: leaseTimeout}) // also works during an outage of Redis
 	s.metrics.WatchLeases(st.cache.Stats)
 	// Deadline is the outermost Store, so that the answer is in time whatever the inner Stores do.
-	st.top = stores.Deadline(st.cache, c.Timeout, answerMargin, s.storePanicked)
+	st.top = stores.Deadline(nil, st.cache, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 

@@ -32,7 +32,7 @@ func TestRoutingAllocatesNothing(t *testing.T) {
 }
 
 func TestDeadlineAllocatesNothing(t *testing.T) {
-	s := stores.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
+	s := stores.Deadline(nil, memory.New(memory.Config{}), time.Second, ms, nil)
 	charges := []backend.Charge{of(fixed(t, 1_000_000_000, algorithms.Day), "a", 1)}
 	var d [1]backend.Decision
 	if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
@@ -41,7 +41,7 @@ func TestDeadlineAllocatesNothing(t *testing.T) {
 }
 
 func TestTheCacheAllocatesNothing(t *testing.T) {
-	s := stores.Deadline(stores.Cache(memory.New(memory.Config{}), stores.CacheConfig{MaxAge: time.Hour}), time.Minute, ms, nil)
+	s := stores.Deadline(nil, stores.Cache(memory.New(memory.Config{}), stores.CacheConfig{MaxAge: time.Hour}), time.Minute, ms, nil)
 	limit, one := fixed(t, 1_000_000_000, algorithms.Day), fixed(t, 1, algorithms.Day)
 	var d [2]backend.Decision
 	for name, charges := range map[string][]backend.Charge{

@@ -10,6 +10,7 @@
 package stores
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"fmt"
@@ -31,14 +32,9 @@ import (
 // a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are
 // written to the copy and never read. Groups that the wrapped Store decides at once (immediate) are not copied.
 //
-// panicked is called with the value of each panic in a Done that the timer calls.
-func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
-	return DeadlineBy(clock.System, next, timeout, margin, panicked)
-}
-
-// DeadlineBy does what Deadline does, with a given clock.
-func DeadlineBy(clock clock.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
-	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
+// panicked is called with the value of each panic in a Done that the timer calls. A nil clock means that of the system.
+func Deadline(by clock.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
+	s := &deadlineStore{clock: cmp.Or(by, clock.System), next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.immediate, _ = next.(immediate)
 	s.attempts.New = func() any {
 		t := &attempt{store: s, at: notQueued}

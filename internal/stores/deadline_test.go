@@ -28,7 +28,7 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				next := &recorder{next: after(time.Hour, echo)}
-				s := stores.Deadline(next, 5*ms, ms, nil)
+				s := stores.Deadline(nil, next, 5*ms, ms, nil)
 				ctx := t.Context()
 				if test.caller > 0 {
 					var cancel context.CancelFunc
@@ -67,7 +67,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 			}
 			b.Finish()
 		})
-		s := stores.Deadline(next, 100*ms, ms, func(any) { panics.Add(1) })
+		s := stores.Deadline(nil, next, 100*ms, ms, func(any) { panics.Add(1) })
 		source := &backend.Source{Flush: func() { flushes.Add(1) }}
 		for i := range 500 {
 			left, answer := time.Duration(2+rng.IntN(150))*ms, time.Duration(rng.IntN(200))*ms+ms/2
@@ -104,7 +104,7 @@ func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
 		router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[(group[0].Key[0]-'a')%2] }, nil)
-		s := stores.Deadline(router, 5*ms, ms, nil)
+		s := stores.Deadline(nil, router, 5*ms, ms, nil)
 		done := make(chan struct{})
 		b := &backend.Batch{
 			Charges: costs(false, 1, 2, 3, 4), Decisions: make([]backend.Decision, 4), Known: make([]atomic.Bool, 4),
@@ -128,7 +128,7 @@ func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 // Listeners write their answers when Flush is called, which must happen after all late batches have ended.
 func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)
+		s := stores.Deadline(nil, submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)
 		var ended, flushed atomic.Int32
 		source := &backend.Source{Flush: func() {
 			if ended.Load() == 3 {
@@ -152,7 +152,7 @@ func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 func TestDeadlinePassesWaitsOn(t *testing.T) {
 	var waits []bool
 	next := observed{memory.New(memory.Config{}), func(b *backend.Batch) { waits = append(waits, b.Waits) }}
-	s := stores.Deadline(next, time.Second, 0, nil)
+	s := stores.Deadline(nil, next, time.Second, 0, nil)
 	take(t.Context(), s, of(tokens(t, 1, algorithms.Second, 3), "a", 1))
 	b := backend.Batch{Charges: []backend.Charge{of(tokens(t, 1, algorithms.Second, 3), "b", 1)}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) {}}
 	s.Submit(&b)
@@ -165,7 +165,7 @@ func TestDeadlinePassesWaitsOn(t *testing.T) {
 func TestAHalfKnownGroupIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var inner *backend.Batch
-		s := stores.Deadline(submitFunc(func(b *backend.Batch) {
+		s := stores.Deadline(nil, submitFunc(func(b *backend.Batch) {
 			inner = b
 			b.Decisions[0].Allowed = true
 			b.Known[0].Store(true)

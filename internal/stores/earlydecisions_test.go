@@ -104,7 +104,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				undos = stores.NewUndos(nil, time.Second)
 				defer undos.Close()
-				s := stores.Deadline(c.make(t, twoServers()), 5*ms, 0, nil)
+				s := stores.Deadline(nil, c.make(t, twoServers()), 5*ms, 0, nil)
 				done := make(chan struct{})
 				b := &backend.Batch{
 					Charges: c.of, Decisions: make([]backend.Decision, len(c.of)), Known: make([]atomic.Bool, len(c.of)),
@@ -189,7 +189,7 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 		a := of(hot.Limit, "a", 1)
 		a.Group = 1
 		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
-		backend.Wait(stores.Deadline(s, 5*ms, 0, nil), b)
+		backend.Wait(stores.Deadline(nil, s, 5*ms, 0, nil), b)
 		if d := b.Decisions; !errors.Is(d[0].Err, backend.ErrUnavailable) || d[1].Err != nil || !d[1].Allowed {
 			t.Errorf("got %+v; want the error backend.ErrUnavailable, no error and allowed", d)
 		}
@@ -241,7 +241,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	lease := stores.Cache(denied, stores.CacheConfig{})
 	defer lease.Close()
 	take(t.Context(), denied, of(day, "never", 2_000_000), of(day, "x", 1))
-	s := stores.Deadline(lease, time.Minute, 0, nil)
+	s := stores.Deadline(nil, lease, time.Minute, 0, nil)
 	var clients sync.WaitGroup
 	for n := range 4 {
 		clients.Go(func() {

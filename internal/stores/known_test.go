@@ -17,7 +17,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: below}
 		lease := stores.Cache(calls, stores.CacheConfig{})
-		s := stores.Deadline(lease, 5*ms, ms, nil)
+		s := stores.Deadline(nil, lease, 5*ms, ms, nil)
 		submit := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
 			t.Helper()
 			times, done := calls.count(), make(chan struct{})

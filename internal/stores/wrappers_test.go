@@ -21,12 +21,12 @@ func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 			at := time.Duration(now()) * time.Microsecond
 			return at, at
 		}})
-		return stores.Deadline(next, time.Minute, ms, nil)
+		return stores.Deadline(nil, next, time.Minute, ms, nil)
 	})
 }
 
 func TestDeadlineChangesNoAnswer(t *testing.T) {
 	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-		return stores.Deadline(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute, ms, nil)
+		return stores.Deadline(nil, memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute, ms, nil)
 	})
 }

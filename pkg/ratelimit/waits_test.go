@@ -32,7 +32,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
 	reserved := make(chan struct{}, 10)
 	l, clock := limiterWith(t, ratelimit.Limits{"l": limit}, 0, func(s backend.Store) backend.Store {
-		return after{stores.Deadline(s, time.Minute, 0, nil), reserved}
+		return after{stores.Deadline(nil, s, time.Minute, 0, nil), reserved}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -82,7 +82,7 @@ func (w *world) start(name string) *process {
 		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return onSecondServer(c.Limit) }, p.undos)
 	}
 	p.cache = stores.Cache(waiting{p, all, true}, stores.CacheConfig{Clocks: p.clocks, Clock: p})
-	top := stores.DeadlineBy(p, p.cache, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
+	top := stores.Deadline(p, p.cache, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
 		Local: &local{process: p}, Process: uint64(len(w.started)), Repeater: stores.NewUndos(p, 4*timeout),
