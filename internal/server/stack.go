@@ -43,7 +43,7 @@ func (s *server) newStack() (st stack, err error) {
 	st.top = st.redis[0] // a redis.Store has a queue, a circuit breaker and connections for each server
 	if len(st.redis) > 1 {
 		st.undos = stores.NewUndos(nil, max(100*time.Millisecond, 4*c.Timeout))
-		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
+		st.top = stores.Divided(st.redis[0], st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.storeTimes.Add, s.backendFailed())

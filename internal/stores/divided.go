@@ -1,16 +1,11 @@
 package stores
 
-import (
-	"fmt"
-
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
-)
+import "github.com/rlsidecar/rlsidecar/pkg/backend"
 
 // Divided returns a Store that consists of two Stores. A bucket is in second if isSecond returns true for it,
 // and otherwise in first. isSecond must depend on the bucket only. A group with buckets in both Stores is
-// charged in parts (see Parts). If such a group has an idempotency key, first must be a Claimer: with any other
-// Store the group gets ErrNotTaken.
-func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
+// charged in parts (see Parts). If such a group has an idempotency key, first claims the key.
+func Divided(first Claimer, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
 	place := func(_ int, c *backend.Charge) int {
 		if isSecond(c) {
 			return 1
@@ -33,25 +28,15 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 		return &routes[in]
 	}, nil)
 	routes[both].Store = Parts(router, place, undos)
-	routes[onceInBoth].Store = unclaimed{}
-	if claimer, ok := first.(Claimer); ok {
-		routes[onceInBoth].Store = claimer.Claimed(routes[both].Store, undos)
-	}
+	routes[onceInBoth].Store = first.Claimed(routes[both].Store, undos)
 	return router
 }
 
 // Claimer is a Store that can keep claims of idempotency keys.
 type Claimer interface {
+	backend.Store
 	// Claimed returns a Store for groups with idempotency keys that cannot be charged and stored in one step. That
 	// Store first claims the ID, and then charges the group with the Store next. If the outcome is unknown, the
 	// claim stays, and a repeated group gets ErrPending. So the group is charged at most once. undos are those of next.
 	Claimed(next backend.Store, undos *Undos) backend.Store
-}
-
-// unclaimed is a Store that refuses all groups. It is for groups with idempotency keys that no Store can
-// claim.
-type unclaimed struct{}
-
-func (unclaimed) Submit(b *backend.Batch) {
-	b.Fail(fmt.Errorf("%w: a request with a request_id cannot consume units in two Redis servers (--redis-per-second-url)", backend.ErrNotTaken))
 }

@@ -1,7 +1,6 @@
 package stores_test
 
 import (
-	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,7 +16,7 @@ import (
 // odd selects the keys of the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
-func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
+func dividedStore(t *testing.T, first stores.Claimer, second backend.Store) backend.Store {
 	t.Helper()
 	undos := stores.NewUndos(nil, time.Second)
 	t.Cleanup(undos.Close)
@@ -27,7 +26,7 @@ func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 func TestDividedNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
-		return dividedStore(t, memory.New(memory.Config{Clock: storetest.Times(now)}), memory.New(memory.Config{Clock: storetest.Times(now)}))
+		return dividedStore(t, &claims{Store: memory.New(memory.Config{Clock: storetest.Times(now)})}, memory.New(memory.Config{Clock: storetest.Times(now)}))
 	})
 }
 
@@ -53,7 +52,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	counted := func(next backend.Store) backend.Store {
 		return submitFunc(func(b *backend.Batch) { submits.Add(1); next.Submit(b) })
 	}
-	store := dividedStore(t, counted(memory.New(memory.Config{})), counted(memory.New(memory.Config{})))
+	store := dividedStore(t, &claims{Store: counted(memory.New(memory.Config{}))}, counted(memory.New(memory.Config{})))
 	take := func(of ...any) []backend.Decision {
 		t.Helper()
 		list := charges(t, of...)
@@ -97,17 +96,6 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	}
 	if d := take("k0", -1, "k1", 1); !d[0].Allowed || d[0].Remaining != 4 {
 		t.Errorf("got %+v; want allowed and 4 remaining", d)
-	}
-
-	// The first store is no Claimer, so a group with an idempotency key may use the buckets of one store only.
-	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
-	for i := range once {
-		once[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(once[i].Group)}, Lifetime: algorithms.Second}
-	}
-	answers := make([]backend.Decision, 3)
-	backend.Take(t.Context(), store, once, answers)
-	if !errors.Is(answers[0].Err, backend.ErrUnavailable) || !errors.Is(answers[1].Err, backend.ErrUnavailable) || !answers[2].Allowed {
-		t.Errorf("got %+v; want ErrUnavailable for the two charges of the first group, and the second group allowed", answers)
 	}
 
 	list := charges(t, "k1", 0)

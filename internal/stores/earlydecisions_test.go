@@ -90,7 +90,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)), []bool{false, true, true}},
 		{"two stores", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			return stores.Divided(next, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
+			return stores.Divided(&claims{Store: next}, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
 		}, groups([]string{"a"}, []string{"slow"}, []string{"2"}, []string{"b", "c"}), []bool{true, false, true, true, true}},
 		{"groups in parts", func(_ *testing.T, next *stores.Router) backend.Store {
 			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)

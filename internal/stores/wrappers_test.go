@@ -16,7 +16,7 @@ func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 	storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
 		next := backend.Store(memory.New(memory.Config{Clock: storetest.Times(now)}))
-		next = dividedStore(t, next, next)
+		next = dividedStore(t, &claims{Store: next}, next)
 		next = stores.Cache(next, stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) {
 			at := time.Duration(now()) * time.Microsecond
 			return at, at
