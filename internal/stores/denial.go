@@ -62,7 +62,7 @@ func (d *denial) answer(c *backend.Charge, answer *backend.Decision, now time.Du
 	case more && (answer.Allowed || d.unchangedFor == unknown):
 		return false // a bucket that allowed a cost might deny a larger one
 	case more:
-		answer.RetryAfter = retryLater(c, answer, sinceArrival)
+		answer.RetryAfter = peek(c, answer, sinceArrival, c.Terms).RetryAfter // 0 if it can never fit, or would be allowed
 	case !answer.Allowed:
 		answer.RetryAfter -= sinceArrival
 		answer.Blocked = max(0, answer.Blocked-sinceArrival)
@@ -70,7 +70,8 @@ func (d *denial) answer(c *backend.Charge, answer *backend.Decision, now time.Du
 	if d.unchangedFor == unknown || sinceSubmit < d.unchangedFor {
 		answer.ResetAfter = max(0, answer.ResetAfter-sinceSubmit)
 	} else {
-		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, sinceSubmit)
+		later := peekFree(c, answer, sinceSubmit)
+		answer.Remaining, answer.ResetAfter = later.Remaining, later.ResetAfter
 	}
 	return answer.Allowed || answer.RetryAfter > 0
 }
@@ -188,39 +189,26 @@ func (sh *cacheShard) forgetDenials(which func(*denial) bool) {
 	}
 }
 
-// retryLater returns the retry time of c at the time d.At+delay. d is the earlier denial of the cost of c, or of a
-// smaller one. d.Value must be the whole state of the bucket. The result is 0 if the cost can never fit, or would be
-// allowed.
-func retryLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) algorithms.Micros {
-	return peekLater(c, d, delay, c.Terms).RetryAfter
-}
-
 // allowedAfter returns the time until c is allowed again, which was charged although another charge of its group was
 // denied. d is the decision on c; d.Value must be the whole state of the bucket.
 func allowedAfter(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	again := c.Terms
 	again.Free = true // a denial would be charged, too
-	return peekLater(c, d, 0, again).RetryAfter
+	return peek(c, d, 0, again).RetryAfter
 }
 
-func peekLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms algorithms.Charge) algorithms.Decision {
+// peek returns the decision of a dry run at the time d.At+delay, or at d.At if delay is negative. c has the limit of the
+// bucket, and d.Value must be its whole state.
+func peek(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms algorithms.Charge) (later algorithms.Decision) {
 	terms.DryRun = true
-	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+delay, terms)
+	state := algorithms.State{By: c.Limit, Value: d.Value, At: d.At}
+	c.Limit.TakeAt(&state, d.At+max(0, delay), &terms, &later)
 	return later
 }
 
-// peekAt returns the decision of a dry run at time now, with a cost of 0, for a bucket that held value at time valueAt.
-// If now is before valueAt, valueAt is used. c has the limit of the bucket.
-func peekAt(c *backend.Charge, value int64, valueAt, now algorithms.Micros) (d algorithms.Decision) {
-	state := algorithms.State{By: c.Limit, Value: value, At: valueAt}
-	c.Limit.TakeAt(&state, max(now, valueAt), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
-	return d
-}
-
-// remainsLater returns Remaining and ResetAfter at the time d.At+delay. d.Value must be the whole state of the bucket.
-func remainsLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) (int64, algorithms.Micros) {
-	later := peekAt(c, d.Value, d.At, d.At+delay)
-	return later.Remaining, later.ResetAfter
+// peekFree does what peek does, for a cost of 0.
+func peekFree(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) algorithms.Decision {
+	return peek(c, d, delay, algorithms.Charge{Hash: c.Terms.Hash})
 }
 
 // unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
@@ -232,11 +220,11 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 || c.Limit.OpenFor > 0 {
 		return unknown
 	}
-	remaining, reset := remainsLater(c, d, 0)
-	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && retryLater(c, d, 0) != d.RetryAfter {
+	is := peekFree(c, d, 0)
+	if is.Remaining != d.Remaining || is.ResetAfter != d.ResetAfter || !d.Allowed && peek(c, d, 0, c.Terms).RetryAfter != d.RetryAfter {
 		return unknown
 	}
-	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
+	return peek(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
 // adapt changes d, a decision on c, for a bucket that has a number of extra units, and for a time that is delay
@@ -245,14 +233,14 @@ func adapt(c *backend.Charge, d *backend.Decision, extra int64, delay algorithms
 	if extra == 0 && delay == 0 {
 		return
 	}
-	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peekAt cannot compute from it
+	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peek cannot compute from it
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
 		d.ResetAfter = max(0, d.ResetAfter-delay)
 		d.At += delay
 		return
 	}
-	was := d.At
+	d.Value += extra * c.Limit.Unit()
+	there := peekFree(c, d, delay)
 	d.At += delay
-	there := peekAt(c, d.Value+extra*c.Limit.Unit(), was, d.At)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 }
