@@ -37,44 +37,26 @@ func (r *Router) Submit(b *backend.Batch) {
 		b.Done(b)
 		return
 	}
-	n := backend.GroupLen(b.Charges)
-	route := r.find(b.Charges[:n])
-	for n < len(b.Charges) {
-		more := backend.GroupLen(b.Charges[n:])
-		if other := r.find(b.Charges[n : n+more]); other != route {
-			r.divide(b, n, route, other)
-			return
-		}
-		n += more
-	}
-	if r.ended == nil {
-		route.Store.Submit(b)
-		return
-	}
-	d := r.divisions.Get().(*division)
-	d.outer = b
-	p := d.part(route)
-	p.batch = *b
-	p.batch.Done = p.done
-	d.pendingParts.Store(1)
-	route.Store.Submit(&p.batch)
-}
-
-// divide submits b as several batches. b.Charges[:first] belong to routeA. The group that begins with
-// b.Charges[first] belongs to routeB.
-func (r *Router) divide(b *backend.Batch, first int, routeA, routeB *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
 	// All routes are found before any charge is copied. Each search reads memory that is rarely in a cache. In
 	// a short loop, the processor waits for several of these reads at the same time.
-	d.routes = append(d.routes[:0], routeB)
-	for at := first + backend.GroupLen(b.Charges[first:]); at < len(b.Charges); {
+	several := false
+	for at := 0; at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
 		d.routes = append(d.routes, r.find(b.Charges[at:at+n]))
+		several = several || d.routes[len(d.routes)-1] != d.routes[0]
 		at += n
 	}
-	d.part(routeA).inner.add(b.Charges[:first], 0)
-	at := first
+	if !several {
+		p := d.part(d.routes[0])
+		p.batch = *b
+		p.batch.Done = p.done
+		d.pendingParts.Store(1)
+		p.route.Store.Submit(&p.batch)
+		return
+	}
+	at := 0
 	for _, route := range d.routes {
 		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]
 		d.part(route).inner.add(group, at)
@@ -89,7 +71,7 @@ type division struct {
 	outer        *backend.Batch
 	parts        []*divisionPart
 	usedParts    int
-	routes       []*Route // used only by divide: the route of each group, from the first one for routeB on
+	routes       []*Route // of each group; empty in Parts
 	pendingParts atomic.Int32
 
 	// decided is called with decisions that become known before the last part ends: p.inner.decisions[from:to].
@@ -174,5 +156,5 @@ func (d *division) reset() {
 		p.inner.reset()
 		p.batch, p.route = backend.Batch{}, nil
 	}
-	d.outer, d.usedParts = nil, 0
+	d.outer, d.usedParts, d.routes = nil, 0, d.routes[:0]
 }

@@ -53,8 +53,8 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "a2", 1)}
 	charges[1].Group = 1
 	outer, _ := submit(byFirstByte(a, b), charges)
-	if len(a.waiting) != 1 || len(b.waiting) != 0 || a.waiting[0] != outer {
-		t.Errorf("%d and %d batches; want 1 and 0, and the first to be the caller's Batch itself", len(a.waiting), len(b.waiting))
+	if len(a.waiting) != 1 || len(b.waiting) != 0 || &a.waiting[0].Charges[0] != &outer.Charges[0] {
+		t.Errorf("%d and %d batches; want 1 and 0, and the first to have the caller's charges themselves", len(a.waiting), len(b.waiting))
 	}
 }
 
