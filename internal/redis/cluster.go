@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +41,8 @@ type cluster struct {
 	closed  bool
 
 	layout    atomic.Pointer[layout]
-	known     atomic.Bool             // the layout has been read at least once
-	unknown   atomic.Pointer[unknown] // the last failed attempt to read the layout; nil if the layout is known, or if no attempt was made
+	known     atomic.Bool           // the layout has been read at least once
+	failed    atomic.Pointer[error] // why it could not be read, for reloadPause after the attempt; otherwise nil
 	reloading atomic.Bool
 	work      sync.WaitGroup
 	open      context.Context // canceled when the Store is closed
@@ -67,43 +66,8 @@ type senderTo struct {
 // layout has the sender of each slot that was used since the last reload. A reload replaces the layout with an empty
 // one. Its slots are filled one by one, with the master that go-redis names.
 type layout struct {
-	made time.Time
-	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
-	// indexes has a byte for each slot, four in a word. The byte is 0, or 1 + the index of the slot's sender in
-	// all. One pointer for each slot would need 128 KiB, which does not fit into a core's nearest caches.
-	indexes [slots / 4]atomic.Uint32
-}
-
-// maxIndexed is the largest number of senders that a byte of layout.indexes can distinguish. The slots of further senders
-// are looked up for each request.
-const maxIndexed = 255
-
-func (l *layout) sender(slot int) *senderTo {
-	if i := byte(l.indexes[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
-		return (*l.all.Load())[i-1]
-	}
-	return nil
-}
-
-// note stores the sender of a slot. It does nothing if the slot has a sender already, or if maxIndexed other senders
-// are stored. It must not be called concurrently.
-func (l *layout) note(slot int, sender *senderTo) {
-	var all []*senderTo
-	if p := l.all.Load(); p != nil {
-		all = *p
-	}
-	i := slices.Index(all, sender)
-	if i < 0 {
-		if len(all) == maxIndexed {
-			return
-		}
-		i = len(all)
-		all = append(slices.Clip(all), sender)
-		l.all.Store(&all)
-	}
-	if l.sender(slot) == nil {
-		l.indexes[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
-	}
+	made    time.Time
+	senders [slots]atomic.Pointer[senderTo]
 }
 
 const (
@@ -177,7 +141,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 	switch {
 	case single:
-		if sender := c.layout.Load().sender(slot); sender != nil {
+		if sender := c.layout.Load().senders[slot].Load(); sender != nil {
 			return &sender.Route
 		}
 		return c.findSender(slot, &group[0])
@@ -212,9 +176,7 @@ func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
 	sender := c.senderOf(client.Options().Addr)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	l.note(slot, sender)
+	l.senders[slot].Store(sender)
 	return &sender.Route
 }
 
@@ -244,23 +206,11 @@ func (c *cluster) redirected(from, to string) *node {
 	return c.senderOf(to).node
 }
 
-type unknown struct {
-	at  time.Time
-	err error
-}
-
-// submitUnknown submits b before the layout has been read for the first time. After a failed attempt, only
-// one batch in each reloadPause tries to read the layout, and all others fail at once. Otherwise each batch
-// would wait until its deadline.
+// submitUnknown submits b before the layout has been read for the first time. For reloadPause after a failed attempt to read
+// it, all batches fail at once. Otherwise each batch would wait until its deadline.
 func (c *cluster) submitUnknown(b *backend.Batch) {
-	was := c.unknown.Load()
-	now := c.clock.Now()
-	if was != nil && (now.Sub(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{now, was.err})) {
-		b.Fail(unavailable(was.err))
-		return
-	}
-	if b.Waits {
-		c.readLayout(b)
+	if failed := c.failed.Load(); failed != nil {
+		b.Fail(unavailable(*failed))
 		return
 	}
 	source := b.Source
@@ -271,7 +221,7 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 		}
 	})
 	if !started {
-		b.Fail(unavailable(fmt.Errorf("%w: closed", backend.ErrNotTaken)))
+		b.Fail(errClosed)
 	}
 }
 
@@ -283,13 +233,14 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
-		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (the circuit breaker is open)", err)})
+		repeated := fmt.Errorf("%w (the circuit breaker is open)", err)
+		c.failed.Store(&repeated)
+		c.clock.AfterFunc(reloadPause, func() { c.failed.Store(nil) })
 		c.reload() // a reload has more time than the batch
 		b.Fail(unavailable(err))
 		return
 	}
 	c.known.Store(true)
-	c.unknown.Store(nil)
 	c.Submit(b)
 }
 

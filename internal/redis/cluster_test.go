@@ -4,38 +4,17 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
-
-// The layout stores the senders of all slots for up to 255 senders. For slots of further senders it returns nil, so
-// that they are looked up each time.
-func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
-	l, senders := &layout{}, make([]senderTo, 300)
-	for slot := range slots {
-		if got := l.sender(slot); got != nil {
-			t.Fatalf("slot %d has a sender; want none before one is stored", slot)
-		}
-		l.note(slot, &senders[slot%len(senders)])
-		if l.sender(slot) != nil {
-			l.note(slot, &senders[0]) // must not replace the sender that the slot has
-		}
-	}
-	for slot := range slots {
-		want := &senders[slot%len(senders)]
-		if slot%len(senders) >= maxIndexed {
-			want = nil
-		}
-		if l.sender(slot) != want {
-			t.Errorf("slot %d has another sender than the one stored first, or one although the layout is full", slot)
-		}
-	}
-}
 
 type hookClock struct{ hook func() }
 
@@ -79,33 +58,21 @@ func (m fakeMasters) ForEachMaster(context.Context, func(context.Context, *gored
 	return err
 }
 
-// The batch that does not read the layout fails at once.
-func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
-	attempts, failed := 0, 0
-	fails := fakeMasters(func() (*goredis.Client, error) { attempts++; return nil, errNoLayout })
-	c := &cluster{masters: fails, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
-	submit := func() {
-		c.submitUnknown(&backend.Batch{
-			Charges: []backend.Charge{{Key: []byte("k")}}, Decisions: make([]backend.Decision, 1), Waits: true,
-			Done: func(b *backend.Batch) {
-				if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
-					failed++
-				}
-			},
-		})
-	}
-	simultaneous := true
-	c.clock = hookClock{func() {
-		if simultaneous { // submits the second batch after the first one has found the failed attempt, and before it reads the layout
-			simultaneous = false
-			submit()
+// After an attempt to read an unknown layout, batches fail without another one for a while.
+func TestAnUnknownLayoutIsNotReadForEachBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		attempts := 0
+		fails := fakeMasters(func() (*goredis.Client, error) { attempts++; return nil, errNoLayout })
+		c := &cluster{masters: fails, open: t.Context(), timeout: time.Second, clock: clock.System, spawn: func(f func()) { f() }}
+		c.reloading.Store(true) // so that nothing is read in the background
+		for i, want := range []int{1, 1, 2} {
+			d := takeAll(submitFunc(c.submitUnknown), limited(1).Charges)
+			if attempts != want || !errors.Is(d[0].Err, backend.ErrUnavailable) {
+				t.Errorf("batch %d: %d attempts, %v; want %d, and ErrUnavailable", i, attempts, d[0].Err, want)
+			}
+			time.Sleep(reloadPause * 3 / 4)
 		}
-	}}
-	c.unknown.Store(&unknown{err: errNoLayout})
-	submit()
-	if attempts != 1 || failed != 2 {
-		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", attempts, failed)
-	}
+	})
 }
 
 // A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
@@ -113,15 +80,15 @@ func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 	master := goredis.NewClient(&goredis.Options{Addr: "r1:6379"})
 	defer master.Close()
-	questions := 0
+	var questions atomic.Int32
 	fake := fakeMasters(func() (*goredis.Client, error) {
-		if questions++; questions == 1 {
+		if questions.Add(1) == 1 {
 			return nil, errNoLayout
 		}
 		return master, nil
 	})
 	machine := &Machine{
-		Clock: hookClock{func() {}}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
+		Clock: hookClock{func() {}}, Go: func(f func()) { go f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
 		Masters: func(*goredis.ClusterClient) Masters { return fake },
 		Connect: func(client *goredis.Client, _ func(context.Context, string) (string, error)) {
 			client.AddHook(answers(func(cmd goredis.Cmder) { cmd.SetErr(errors.New("reached " + client.Options().Addr)) }))
@@ -132,6 +99,7 @@ func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 		if err := takeAll(store, limited(1).Charges)[0].Err; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the answer is %v, not %q", err, want)
 		}
+		redistest.Eventually(t, "the layout has been read", store.cluster.known.Load)
 	}
 }
 
@@ -153,7 +121,7 @@ func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 			slot = 8
 		}
 		c.findSender(slot, &backend.Charge{Key: []byte("k")})
-		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
+		if stored := c.layout.Load().senders[slot].Load() != nil; stored == moves {
 			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v, want %v", moves, slot, stored, !moves)
 		}
 	}
