@@ -93,8 +93,11 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
 	key, _ := n.keys.of(&probe)
-	ofLedger := refusedOfLedger(ctx, client, key) // needs the key, which refused deletes
-	if refused := s.refused(ctx, client, key); len(refused) > 0 {
+	ofLedger, ofLimits := refused(ctx, client, key, ledgerCommands), limitCommands
+	if s.cluster != nil {
+		ofLimits += clusterCommands
+	}
+	if refused := refused(ctx, client, key, ofLimits+", del KEY"); len(refused) > 0 {
 		found(Problem, "permissions", "the user may not run %s, which some limits need; the user needs %s", strings.Join(refused, ", "), permissions)
 	} else {
 		found(Fine, "permissions", "the user has all permissions that limits of every kind need")
@@ -140,32 +143,29 @@ func (s *Store) ExamineClocks(ctx context.Context) []Finding {
 	return all
 }
 
-// refused returns the commands that the user may not run. It tests the commands that a plain charge of a token
-// bucket does not need. Examples are those for sliding logs (lists) and for concurrency limits (sorted sets), and in a
-// Cluster those for groups over several slots and for slots that move. The key must contain a string: then every command
-// for lists and sorted sets fails, and changes nothing. At the end refused deletes the key.
-func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
+// Commands that a plain charge of a token bucket does not need: those of sliding logs (lists) and of concurrency limits
+// (sorted sets), those for groups over several slots and for slots that move, and those of a Ledger. KEY has a string:
+// then every command for lists, sorted sets and hashes fails, and changes nothing.
+const (
+	limitCommands = "get KEY, llen KEY, lindex KEY 0, rpush KEY 0, lpush KEY 0, lset KEY 0 0, lpop KEY, ltrim KEY 0 -1, " +
+		"zadd KEY 0 0, zrem KEY 0, zrange KEY 0 -1, zrangebyscore KEY 0 0, zremrangebyscore KEY 0 0, zscore KEY 0, pexpire KEY 1000"
+	clusterCommands = ", set KEY 0 px 1000 nx, asking" // asking applies to the next command
+	ledgerCommands  = "hmget KEY f, hscan KEY 0 count 1, hlen KEY, hset KEY f 0, hdel KEY f, lrange KEY 0 0, lpush KEY 0, ltrim KEY 0 0"
+)
+
+// refused returns the names of those of the commands that the user may not run.
+func refused(ctx context.Context, client *goredis.Client, key, commands string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
-		pipe.Get(ctx, key)
-		pipe.LLen(ctx, key)
-		pipe.LIndex(ctx, key, 0)
-		pipe.RPush(ctx, key, 0)
-		pipe.LPush(ctx, key, 0)
-		pipe.LSet(ctx, key, 0, 0)
-		pipe.LPop(ctx, key)
-		pipe.LTrim(ctx, key, 0, -1)
-		pipe.ZAdd(ctx, key, goredis.Z{})
-		pipe.ZRem(ctx, key, 0)
-		pipe.ZRange(ctx, key, 0, -1)
-		pipe.ZRangeByScore(ctx, key, &goredis.ZRangeBy{Min: "0", Max: "0"})
-		pipe.ZRemRangeByScore(ctx, key, "0", "0")
-		pipe.ZScore(ctx, key, "0")
-		pipe.PExpire(ctx, key, time.Second)
-		if s.cluster != nil {
-			pipe.SetNX(ctx, key, "", time.Second)
-			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // applies to the next command
+		for command := range strings.SplitSeq(commands, ", ") {
+			var args []any
+			for _, word := range strings.Fields(command) {
+				if word == "KEY" {
+					word = key
+				}
+				args = append(args, word)
+			}
+			pipe.Do(ctx, args...)
 		}
-		pipe.Del(ctx, key)
 		return nil
 	})
 	for _, cmd := range cmds {

@@ -203,25 +203,3 @@ func (l *Ledger) failed(err error) error {
 	}
 	return err
 }
-
-// refusedOfLedger returns the commands of a Ledger that the user may not run. key must contain a string: then each
-// of the commands fails or changes nothing.
-func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
-	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
-		pipe.HMGet(ctx, key, "f")
-		pipe.Do(ctx, "hscan", key, 0, "count", 1)
-		pipe.HLen(ctx, key)
-		pipe.HSet(ctx, key, "f", "")
-		pipe.HDel(ctx, key, "f")
-		pipe.Do(ctx, "lrange", key, 0, 0)
-		pipe.LPush(ctx, key, "")
-		pipe.LTrim(ctx, key, 0, 0)
-		return nil
-	})
-	for _, cmd := range cmds {
-		if isForbidden(cmd.Err()) {
-			names = append(names, cmd.Name())
-		}
-	}
-	return names
-}

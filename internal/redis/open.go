@@ -106,14 +106,18 @@ func Open(c Config) (*Store, error) {
 	}
 	s.undos = stores.NewUndos(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
-	o := c.options(u)
+	universal := c.options(u)
+	o := universal.Simple()
 	dial := newDialer(o)
 	o.Dialer = dialer(dial, &s.age)
 	k := keys{prefix: c.KeyPrefix}
 	s.keys = k
 	switch u.form {
 	case "cluster":
-		co := clusterOptions(o, u.hosts)
+		universal.Dialer = o.Dialer
+		co := universal.Cluster()
+		co.NewClient = newClient
+		co.ClusterStateReloadInterval = 2 * time.Second // only a fallback, because errors reload the layout at once
 		client := goredis.NewClusterClient(co)
 		s.client = client
 		s.cluster = newCluster(client, k, c, func(addr string, at func(string) *node) (backend.Store, *node) {
@@ -285,13 +289,14 @@ func (c Config) consistent(l location) error {
 
 // options returns the options that all forms of URLs share. With go-redis's defaults, a lost reply would be
 // charged up to four times, and calls would exceed the deadline of their caller.
-func (c Config) options(l location) *goredis.Options {
-	o := &goredis.Options{
-		Network: l.network, Addr: l.addr, DB: l.db,
+func (c Config) options(l location) *goredis.UniversalOptions {
+	o := &goredis.UniversalOptions{
+		Addrs: l.hosts, DB: l.db,
 		Username: l.username, Password: l.password,
 		Protocol: 2, DisableIdentity: true,
 		ContextTimeoutEnabled: true, // otherwise the deadline of a context would not end a call
 		MaxRetries:            -1,   // no retries, because a lost reply may have been charged
+		MaxRedirects:          3,    // MOVED and ASK are followed, because such a command has not run
 		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
 		DialerRetries:         1,
 		ReadTimeout:           2 * c.Timeout, // longer than the usual deadline, so that the deadline ends the call
@@ -331,20 +336,4 @@ func credentials(file string) (username, password string, err error) {
 		return name, word, nil
 	}
 	return "", text, nil
-}
-
-func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions {
-	return &goredis.ClusterOptions{
-		NewClient: newClient,
-		Addrs:     hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
-		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
-		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		MaxRedirects: 3, // MOVED and ASK are followed, because such a command has not run
-		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
-		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
-		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize,
-		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
-		ClusterStateReloadInterval: 2 * time.Second, // only a fallback, because errors reload the layout at once
-		MaintNotificationsConfig:   o.MaintNotificationsConfig,
-	}
 }

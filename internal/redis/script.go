@@ -53,7 +53,6 @@ type scriptRun struct {
 	keys       []string // the name of each key; it shares the memory of the bytes in the field "names"
 	index      []uint32 // a hash table: a key's number, from 1, is at the position of its hash or after it; 0 means none; the length is a power of two
 	limits     []*algorithms.Limit
-	numbers    map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits
 	limitBytes []byte
 	limitsArg  int // the position of the limits in args
 	time       []byte
@@ -89,7 +88,6 @@ func (t *scriptRun) reset(most int) {
 	clear(t.index)
 	clear(t.args)
 	clear(t.limits)
-	clear(t.numbers)
 	clear(t.keys)
 	clear(t.targets)
 	clear(t.runs)
@@ -223,31 +221,14 @@ func (t *scriptRun) key(name []byte) int {
 	return len(t.keys)
 }
 
-// fewLimits is the largest number of limits for which searching a list is faster than searching a map.
-const fewLimits = 16
-
 // limit returns the number of l, from 1. It adds l if t does not have it yet.
 func (t *scriptRun) limit(l *algorithms.Limit) int {
-	if len(t.limits) > fewLimits {
-		if n := t.numbers[l]; n > 0 {
-			return n
-		}
-	} else if i := slices.Index(t.limits, l); i >= 0 {
-		return i + 1
+	i := slices.Index(t.limits, l) // faster than a map: calls have few limits
+	if i < 0 {
+		i = len(t.limits)
+		t.limits = append(t.limits, l)
 	}
-	t.limits = append(t.limits, l)
-	switch {
-	case len(t.limits) == fewLimits+1:
-		if t.numbers == nil {
-			t.numbers = map[*algorithms.Limit]int{}
-		}
-		for i, have := range t.limits {
-			t.numbers[have] = i + 1
-		}
-	case len(t.limits) > fewLimits:
-		t.numbers[l] = len(t.limits)
-	}
-	return len(t.limits)
+	return i + 1
 }
 
 // finish completes the arguments. now is the time of the decision; 0 means the server's own clock. wall
