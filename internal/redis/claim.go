@@ -198,7 +198,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 
 func (g *claimedGroup) end(err error) {
 	defer func() {
-		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
+		if p := recover(); p != nil { // a panic in Done must not affect other batches
 			g.panicked(p)
 		}
 	}()

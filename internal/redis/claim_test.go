@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -139,6 +140,48 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	redistest.Eventually(t, "the claim is gone", func() bool {
 		return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
 	})
+}
+
+// Groups beyond the bound are refused, and those that have ended make room.
+func TestGroupsWithClaimsAreBounded(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 30 * time.Second})
+	charge := backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
+	for round := range 2 {
+		var group []backend.Charge
+		for i := range maxClaims + 3 {
+			one := underID(uint32(round<<16|i), charge)[0]
+			one.Group = i
+			group = append(group, one)
+		}
+		var charged sync.WaitGroup
+		charged.Add(maxClaims)
+		held := submitFunc(func(b *backend.Batch) {
+			if !b.Detached {
+				t.Error("a detached batch became one with a waiting caller")
+			}
+			charged.Done()
+			go func() {
+				charged.Wait()
+				decidedAs(true).Submit(b)
+			}()
+		})
+		refused := 0
+		done := make(chan struct{})
+		b := &backend.Batch{Charges: group, Decisions: make([]backend.Decision, len(group)), Detached: true, Done: func(*backend.Batch) { close(done) }}
+		s.Claimed(held, s.undos).Submit(b)
+		<-done
+		for i := range b.Decisions {
+			if d := &b.Decisions[i]; errors.Is(d.Err, backend.ErrNotTaken) {
+				refused++
+			} else if d.Err != nil || !d.Allowed {
+				t.Errorf("group %d: got %+v; want allowed, or the error backend.ErrNotTaken", i, *d)
+			}
+		}
+		if refused != 3 {
+			t.Errorf("round %d: %d groups of %d were refused, want 3", round, refused, len(group))
+		}
+	}
 }
 
 // Without an answer it is unknown whether a group was charged. Its claim must stay, or the same request would be

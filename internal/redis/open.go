@@ -82,11 +82,10 @@ type Store struct {
 // Open makes a Store. It does not wait for Redis: an unreachable server makes the first call fail, not Open.
 // An error means a mistake in the Config, or a password file that cannot be read.
 func Open(c Config) (*Store, error) {
-	if c.Timeout <= 0 {
-		c.Timeout = 10 * time.Millisecond
-	}
-	if c.KeyPrefix == "" {
-		c.KeyPrefix = "rl:"
+	c.Timeout = cmp.Or(max(0, c.Timeout), 10*time.Millisecond)
+	c.KeyPrefix = cmp.Or(c.KeyPrefix, "rl:")
+	if c.Panicked == nil {
+		c.Panicked = func(any) {}
 	}
 	if strings.ContainsAny(c.KeyPrefix, "{}") {
 		return nil, fmt.Errorf("redis key prefix %q: braces choose cluster slots and cannot be part of it", c.KeyPrefix)
@@ -195,9 +194,7 @@ func (s *Store) masterChanged() {
 func (s *Store) node(o *goredis.Options, alive func()) *node {
 	n := newNode(nil, s.keys, nil)
 	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout * 3 / 4}
-	if s.config.Panicked != nil {
-		n.panicked = s.config.Panicked
-	}
+	n.panicked = s.config.Panicked
 	if machine := s.config.Machine; machine != nil {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(s.clock.Now().UnixMicro()) }
 		n.wire = s.simulatedWire(o)
