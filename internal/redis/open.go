@@ -70,7 +70,6 @@ type Store struct {
 	cluster  *cluster      // nil if this is not a Cluster
 	pool     nonblock.Pool // runs calls
 	age      atomic.Uint32 // changes when another server becomes the master
-	starter  *starter
 
 	sentinels *sentinels // nil without Sentinels
 
@@ -104,7 +103,7 @@ func Open(c Config) (*Store, error) {
 		s.clock, s.spawn, s.random = c.Machine.Clock, c.Machine.Go, c.Machine.Random
 	}
 	s.undos = stores.NewUndos(s.clock, max(100*time.Millisecond, 4*c.Timeout))
-	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
+	s.senderOf = s.senderTo
 	universal := c.options(u)
 	o := universal.Simple()
 	dial := newDialer(o)
@@ -160,7 +159,6 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 		w.long = make(timeout)
 	}
 	w.usual = make(s.config.Timeout)
-	w.usual.start = s.starter.add
 	if s.config.Changed != nil {
 		w.usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}

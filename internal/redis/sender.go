@@ -26,8 +26,6 @@ type sender struct {
 	// in, load the script). A caller still waits no longer than until its own deadline.
 	probeTimeout time.Duration
 	spawn        func(f func())
-	// start arranges that the call that is due is made soon. If start is nil, spawn runs work for it.
-	start func(l *sender)
 	// lead is called after decide, by the goroutine that waits for the end of the call. It may use the goroutine until then.
 	lead func()
 	// end releases what decide uses.
@@ -87,14 +85,6 @@ func (l *sender) Submit(b *backend.Batch) {
 		l.work(b, now)
 		l.lead()
 	case do.start:
-		l.begin()
-	}
-}
-
-func (l *sender) begin() {
-	if l.start != nil {
-		l.start(l)
-	} else {
 		l.spawn(l.worker)
 	}
 }
