@@ -317,7 +317,7 @@ func TestSubmitDoesNotWaitForTheNetwork(t *testing.T) {
 		large := limited(1)
 		large.Charges[0].Key = make([]byte, maxFrame)
 		l.queue.maxBatch = 1
-		l.start = func(l *sender) { l.work(nil, l.clock.Now()) }
+		l.spawn = func(f func()) { f() }
 		began := time.Now()
 		first := start(l, large)
 		synctest.Wait()
