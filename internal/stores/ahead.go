@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ahead is a request for a lease that is made in the background, before the lease is needed.
+// ahead is a request for a lease, which is made in the background.
 type ahead struct {
 	store       *CacheStore
 	shard       *cacheShard
@@ -17,19 +17,19 @@ type ahead struct {
 	batch       backend.Batch
 	charge      [1]backend.Charge
 	answer      [1]backend.Decision
+	following   *ahead   // is submitted next, or nil
 	then        []func() // called when the request has ended; guarded by the lock of shard
 }
 
-// leaseAhead prepares a request for the next lease of l. It returns nil if no lease is wanted, or if
-// s.background permits no further call. The lock of sh is held. After releasing it, the caller must call
+// leaseAhead prepares a request for the next lease of l. It returns nil if no lease is wanted, if one is being requested
+// already, or if s.background permits no further call. The lock of sh is held. After releasing it, the caller must call
 // submit on the result.
 func (s *CacheStore) leaseAhead(sh *cacheShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.leaseSize(cost, now)
-	if units == 0 || !s.background.Begin() {
+	if l.ahead != nil || units == 0 || !s.background.Begin() {
 		return nil
 	}
-	l.requesting += units
 	a := &ahead{store: s, shard: sh, hotKey: l, units: units}
 	l.ahead = a
 	c := &a.charge[0]
@@ -53,17 +53,17 @@ func (a *ahead) submit() {
 		s.background.End()
 	}
 	s.next.Submit(&a.batch)
+	a.following.submit()
 }
 
-// grantedAhead records the decision on a lease that was requested in the background. The caller must call the
-// functions that it returns, without holding the lock of the shard.
+// grantedAhead records the decision on a lease. The caller must call the functions that it returns, without holding the
+// lock of the shard.
 func (s *CacheStore) grantedAhead(a *ahead) (then []func()) {
 	sh, l, d := a.shard, a.hotKey, &a.answer[0]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := s.now()
 	l.ahead = nil
-	l.requesting -= a.units
 	if d.Err != nil {
 		// The units may have been charged. The next request is for fewer units, so that continued failures lose
 		// fewer units.

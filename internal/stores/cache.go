@@ -38,10 +38,10 @@ import (
 //
 // # Leases
 //
-// Leases serve only charges with lease terms (Charge.Lease), and only keys with many requests. When such a key has no
-// lease, the wrapper charges the wrapped Store more than the cost of the request. The additional units are a lease:
-// they serve later requests until they are used up or the lease expires. Then unused units are returned. The next
-// lease is requested earlier, in the background, so that no request waits for it. The consequences are:
+// Leases serve only charges with lease terms (Charge.Lease), and only keys with many requests. A lease consists of units
+// that the wrapper charges to the wrapped Store in advance, in the background: after a request that no lease could serve, and
+// before a lease is used up or expires, so that no request waits for the next one. It serves later requests until it is
+// used up or expires. Then unused units are returned. The consequences are:
 //
 //   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of the
 //     wrapped Store.
@@ -56,8 +56,7 @@ import (
 // had charged the bucket since the last decision of the wrapped Store.
 //
 // The wrapped Store decides reservations, refunds, dry runs and groups with idempotency keys, and these cannot use
-// leased units. A group uses leased units if the wrapped Store allows its other charges. A group with a bucket that a
-// denial changes (overdraw, penalty) leases nothing.
+// leased units. A group uses leased units if the wrapped Store allows its other charges.
 //
 // A change of the limit's numbers or of the lease terms drops the lease, and its unused units are lost. A Reset drops
 // the lease, too. While buckets are cached, a timer returns the unused units of expired leases. Close stops the timer.
@@ -104,8 +103,7 @@ type CacheStore struct {
 	elapsed *elapsed
 	armed   atomic.Bool // the timer is set, or its function runs
 	closed  atomic.Bool // the timer must not be set any more
-	// background counts the calls that Close waits for: leases requested ahead, and returns of units that the
-	// timer sends.
+	// background counts the calls that Close waits for: requests for leases, and returns of units that the timer sends.
 	background *Undos
 	flights    sync.Pool
 
@@ -268,13 +266,22 @@ func (s *CacheStore) reset(b *backend.Batch) {
 	}
 }
 
-// dropReset drops the leases of the buckets that charges reset. If visit is not nil, dropReset calls it with
-// each lease that is being requested in the background, while the lock of the lease's shard is held.
+// dropReset drops the leases of the buckets that charges reset, and their waiting returns. If visit is not nil, dropReset
+// calls it with each lease that is being requested, while the lock of the lease's shard is held.
 func (s *CacheStore) dropReset(charges []backend.Charge, visit func(*ahead)) {
 	for i := range charges {
-		if charges[i].Reset {
-			s.drop(charges[i].Key, visit)
+		if !charges[i].Reset {
+			continue
 		}
+		key := charges[i].Key
+		sh, _ := s.shard(key)
+		sh.mu.Lock()
+		if l := sh.buckets[string(key)].hotKey(); l != nil && l.ahead != nil && visit != nil {
+			visit(l.ahead)
+		}
+		sh.drop(key)
+		sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
+		sh.mu.Unlock()
 	}
 }
 

@@ -32,13 +32,6 @@ func denialChangesBucket(c *backend.Charge) bool {
 	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
 }
 
-// submittedOnce reports whether a group must not be submitted a second time, because a denial changes one of its buckets,
-// or because a denial by another part (see Parts) may return its slot later than the second submission takes it again. Such
-// a group requests no units beyond its cost, since it would be submitted again if these were denied.
-func submittedOnce(group []backend.Charge) bool {
-	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) || c.Terms.Slot != nil })
-}
-
 // verdict is what the cache knows about a group.
 type verdict int
 
@@ -249,33 +242,23 @@ func (s *CacheStore) putBack(c *backend.Charge, p *cachePart, d *backend.Decisio
 	p.leased = false
 }
 
-// borrow determines how many units to request beyond the cost of c. That is 0 unless mayBorrow. borrow appends to
-// list the returns that must be sent before the request.
-//
-// The hot key l is nil if the key is not hot. Otherwise the caller must call receive with the decision on the
-// request. ending means that the current leases expire too early for this request.
-func (s *CacheStore) borrow(c *backend.Charge, ending, mayBorrow bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+// miss is called before c is submitted to the wrapped Store. It appends to list the returns that must be sent before c. If
+// the key is hot, it returns the hot key, and the caller must call receive with the decision on c. ending means that the
+// current leases expire too early for c. request is for later charges, so the caller must submit it after c; it may be nil.
+func (s *CacheStore) miss(c *backend.Charge, ending bool, list []backend.Charge, now time.Duration) (l *hotKey, _ []backend.Charge, request *ahead) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if l = sh.find(c); l == nil {
-		if l = sh.warm(c, hash/cacheShards, now); l == nil {
-			return nil, 0, list
-		}
-		s.arm()
-	} else {
+	if l = sh.find(c); l != nil {
 		l.count(c.Terms.Cost, now)
+	} else if l = sh.warm(c, hash/cacheShards, now); l != nil {
+		s.arm()
 	}
 	// If a lease has arrived since this request found too few units, the lease is kept: each return to a token
 	// bucket loses a fraction of a unit.
-	if l.borrowing || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
-		return l, 0, list
+	if l != nil && (ending || l.left() < c.Terms.Cost || now >= l.grants[0].until) {
+		list = sh.returnAll(list, l, now)
+		request = s.leaseAhead(sh, l, c.Terms.Cost, now)
 	}
-	list = sh.returnAll(list, l, now)
-	if mayBorrow {
-		units = l.leaseSize(c.Terms.Cost, now)
-	}
-	l.borrowing = units > 0
-	l.requesting += units
-	return l, units, list
+	return l, list, request
 }

@@ -230,9 +230,6 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 // adapt changes d, a decision on c, for a bucket that has a number of extra units, and for a time that is delay
 // microseconds later.
 func adapt(c *backend.Charge, d *backend.Decision, extra int64, delay algorithms.Micros) {
-	if extra == 0 && delay == 0 {
-		return
-	}
 	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peek cannot compute from it
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
 		d.ResetAfter = max(0, d.ResetAfter-delay)

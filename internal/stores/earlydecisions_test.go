@@ -83,11 +83,6 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			defer time.Sleep(240 * ms)
 			return hotCache(t, next)
 		}, append(groups([]string{"slow"}, []string{"a"}), leased(hot.Limit, "hot", 900_000, 10_000)), []bool{false, true, true}},
-		{"a lease that is refused", func(t *testing.T, next *stores.Router) backend.Store {
-			t.Helper()
-			s, _ := refusedLease(t, next)
-			return s
-		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)), []bool{false, true, true}},
 		{"two stores", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			return stores.Divided(&claims{Store: next}, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
@@ -149,79 +144,6 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 		synctest.Wait()
 		if n := left(t, next, a); n != 3 || batch.Decisions[0].Remaining != 3 || !batch.Decisions[2].Allowed {
 			t.Errorf("%d of 3 left: %+v; want 3 left, decision 0 with 3 remaining, and decision 2 allowed", n, batch.Decisions)
-		}
-	})
-}
-
-// refusedLease wraps a Store in a LeaseStore that has a hot key without a lease, and returns a charge of that key. When
-// the LeaseStore requests a lease with this charge, the wrapped Store denies the request, because another sidecar has
-// consumed all units but one.
-func refusedLease(t *testing.T, next backend.Store) (*stores.CacheStore, backend.Charge) {
-	t.Helper()
-	s := stores.Cache(next, stores.CacheConfig{})
-	t.Cleanup(s.Close)
-	hot := leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)
-	warm(t, s, hot)
-	time.Sleep(300 * ms)
-	if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-		t.Fatalf("the lease has not expired: %+v; want no leased units and one hot key", s.Stats())
-	}
-	take(t.Context(), next, of(hot.Limit, "hot", left(t, next, hot)-1))
-	return s, hot
-}
-
-// When a lease was refused, its group is submitted again. Meanwhile the decisions of the other groups of the
-// batch are known.
-func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		calls := &recorder{next: store}
-		delayedBatch := 0 // the number, counted from 0, of the batch that is answered after 20 ms
-		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
-			if calls.count() == delayedBatch {
-				time.AfterFunc(20*ms, func() { calls.Submit(b) })
-				delayedBatch = 0
-				return
-			}
-			calls.Submit(b)
-		}))
-		delayedBatch = calls.count() + 1
-		a := of(hot.Limit, "a", 1)
-		a.Group = 1
-		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
-		backend.Wait(stores.Deadline(nil, s, 5*ms, 0, nil), b)
-		if d := b.Decisions; !errors.Is(d[0].Err, backend.ErrUnavailable) || d[1].Err != nil || !d[1].Allowed {
-			t.Errorf("got %+v; want the error backend.ErrUnavailable, no error and allowed", d)
-		}
-		time.Sleep(20 * ms)
-		last := calls.all()[len(calls.all())-2:]
-		if len(last[0]) != 2 || last[0][0].Terms.Cost < 2 || len(last[1]) != 1 || last[1][0].Terms.Cost != 1 {
-			t.Errorf("the last two batches of next: %+v; want two charges, the first with a cost of at least 2, and then one charge with a cost of 1", last)
-		}
-		if n := left(t, store, hot); n != 0 {
-			t.Errorf("%d units are left; want 0", n)
-		}
-	})
-}
-
-func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, hot := refusedLease(t, twoServers())
-		var known [2]atomic.Int32
-		slow := of(hot.Limit, "slow", 1)
-		slow.Group = 1
-		b := backend.Batch{Charges: []backend.Charge{hot, slow}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
-		b.OnKnown = func(from, to int) {
-			for i := from; i < to; i++ {
-				known[i].Add(1)
-			}
-		}
-		backend.Wait(s, b)
-		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("got %+v; want both allowed", d)
-		}
-		if a, b := known[0].Load(), known[1].Load(); a != 1 || b != 1 {
-			t.Errorf("the groups were known %d and %d times; want once each", a, b)
 		}
 	})
 }

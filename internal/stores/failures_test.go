@@ -61,8 +61,8 @@ func TestOneRequestAtATimeRequestsALease(t *testing.T) {
 				more++
 			}
 		}
-		if n := calls.count() - before; n != 5 || more != 1 {
-			t.Errorf("next got %d batches, %d of them for more than the cost; want 5 and 1", n, more)
+		if n := calls.count() - before; n != 6 || more != 1 {
+			t.Errorf("next got %d batches, %d of them for more than the cost; want 6 and 1", n, more)
 		}
 		time.Sleep(20 * ms)
 		s.Close()

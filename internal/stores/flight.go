@@ -2,8 +2,6 @@ package stores
 
 import (
 	"errors"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
@@ -12,14 +10,12 @@ import (
 
 // flight is a call of the wrapped Store, with a Batch or a part of it. flights are reused.
 type flight struct {
-	store   *CacheStore
-	outer   *backend.Batch
-	first   *flight      // the call whose groups this call repeats; nil if this call repeats none
-	pending atomic.Int32 // the number of calls in flight: this one, and those that repeat groups of this one
-	inner   backend.Batch
-	number  uint64
-	began   time.Duration // when the flight began, by CacheStore.now
-	steps   time.Duration // elapsed.steps at that time
+	store  *CacheStore
+	outer  *backend.Batch
+	inner  backend.Batch
+	number uint64
+	began  time.Duration // when the flight began, by CacheStore.now
+	steps  time.Duration // elapsed.steps at that time
 
 	whole       bool // inner is the whole outer batch, and shares its slices
 	refunds     bool // inner has refunds or resets
@@ -28,6 +24,7 @@ type flight struct {
 	returns     []backend.Charge // refunds of unused units, which are sent before the other charges
 	returnsOf   []*hotKey        // the hot key of each return
 	rest        excerpt          // unless whole: the charges of inner; Group is the index in groups, or negative for returns
+	ahead       *ahead           // leases for later charges, which are requested after the other charges
 	revalidated []*denial
 	onKnown     func(from, to int)
 }
@@ -36,7 +33,7 @@ type flightGroup struct {
 	at, end int  // the charges are outer.Charges[at:end]
 	parts   int  // the index in flight.parts, or noParts
 	from    int  // with noParts, unless whole: the index in flight.rest
-	done    bool // the group is decided, or another call decides it
+	done    bool // the group is decided
 }
 
 const noParts = -1
@@ -48,14 +45,12 @@ type cachePart struct {
 	leased bool             // the charge was made to leases
 	held   bool             // it was when the group was submitted, so this charge was not submitted
 	from   [2]consumedUnits // if leased: the units from each grant
-	borrow int64            // units requested beyond the cost
 	index  int              // unless the flight is whole: the index of this charge in flight.rest
 }
 
 func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
 	t := s.flights.Get().(*flight)
 	t.outer, t.began, t.steps, t.number = b, now, s.elapsed.steps(), s.submitted.Add(1)
-	t.pending.Store(1)
 	return t
 }
 
@@ -124,9 +119,9 @@ func (d *denial) isOld(now time.Duration) bool {
 	return now >= d.revalidateAt && !d.revalidating.Load()
 }
 
-// lease determines which charges of a group are submitted, and for how many units beyond their cost.
+// lease determines which charges of a group are submitted. The leases of their buckets are returned before.
 func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
-	s, mayBorrow := t.store, !submittedOnce(charges)
+	s := t.store
 	for i := range charges {
 		p := &parts[i]
 		ending := p.leased && !p.lastsUntil(s.config.Clock, t.outer.Deadline, t.began)
@@ -138,12 +133,15 @@ func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []
 			continue
 		}
 		if canLease(&charges[i]) {
-			p.hotKey, p.borrow, t.returns = s.borrow(&charges[i], ending, mayBorrow, t.returns, t.began)
+			var request *ahead
+			if p.hotKey, t.returns, request = s.miss(&charges[i], ending, t.returns, t.began); request != nil {
+				request.following, t.ahead = t.ahead, request
+			}
 			for len(t.returnsOf) < len(t.returns) {
 				t.returnsOf = append(t.returnsOf, p.hotKey)
 			}
 		}
-		t.whole = t.whole && p.borrow == 0 && len(t.returns) == 0
+		t.whole = t.whole && len(t.returns) == 0
 		decisions[i] = backend.Decision{}
 	}
 }
@@ -157,7 +155,7 @@ func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Durat
 // submit submits the groups of t to the wrapped Store.
 func (t *flight) submit(waits bool) {
 	if len(t.groups) == 0 && !t.plain() {
-		t.finishCall()
+		t.finish()
 		return
 	}
 	in, b := &t.inner, t.outer
@@ -168,6 +166,7 @@ func (t *flight) submit(waits bool) {
 		in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.onKnown
 	}
 	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, waits, b.Source
+	defer t.ahead.submit()
 	t.store.next.Submit(in)
 }
 
@@ -190,7 +189,6 @@ func (t *flight) gather() {
 			}
 			if parts != nil && !parts[i].held {
 				parts[i].index = len(t.rest.charges) - 1
-				t.rest.charges[parts[i].index].Terms.Cost += parts[i].borrow
 			}
 		}
 	}
@@ -232,7 +230,7 @@ func (t *flight) ended(*backend.Batch) {
 	if t.refunds {
 		t.store.forgetRefunded(t.inner.Charges)
 	}
-	t.finishCall()
+	t.finish()
 }
 
 // rememberAll does what concludeGroups does for the whole batch, whose slices have the decisions already.
@@ -245,63 +243,28 @@ func (t *flight) rememberAll() {
 	}
 }
 
-// concludeGroups concludes t.groups[from:to], as far as they are not done.
+// concludeGroups answers t.groups[from:to] with the decisions of the wrapped Store, unless that is done.
+//
+// The other groups of the batch may not be decided yet. These may need more time than a group has until its deadline.
 func (t *flight) concludeGroups(from, to int) {
 	now := t.store.now()
-	var again *flight
 	for n := from; n < to; n++ {
-		if g := &t.groups[n]; !g.done {
-			again = t.conclude(g, again, now)
+		g := &t.groups[n]
+		if g.done {
+			continue
+		}
+		charges, decisions, parts := t.outer.Charges[g.at:g.end], t.outer.Decisions[g.at:g.end], t.partsOf(g)
+		switch {
+		case parts != nil:
+			t.settle(charges, parts, decisions, now)
+		case !t.whole:
+			copy(decisions, t.rest.decisions[g.from:])
+		}
+		t.store.remember(t, charges, parts, decisions)
+		if g.done = true; !t.whole {
+			t.outer.SetKnown(g.at, g.end)
 		}
 	}
-	if again != nil {
-		again.submit(false) // not Batch.Waits, because Done and OnKnown must not block
-	}
-}
-
-// conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
-// although g requested units beyond its cost, g is submitted again with the cost alone. conclude then adds g to
-// repetition, the call that repeats such groups. repetition is nil before the first such group. The caller must submit
-// the result, unless it is nil.
-//
-// conclude may be called before the other groups of the batch are decided. These may need more time than g has until
-// its deadline.
-func (t *flight) conclude(g *flightGroup, repetition *flight, now time.Duration) *flight {
-	s, charges, decisions, parts := t.store, t.outer.Charges[g.at:g.end], t.outer.Decisions[g.at:g.end], t.partsOf(g)
-	if parts != nil && t.deniedLease(parts) {
-		g.done = true
-		if repetition == nil {
-			t.pending.Add(1)
-			repetition = s.newFlight(t.outer, now)
-			repetition.first = t
-		}
-		for i := range parts {
-			if p := &parts[i]; p.borrow > 0 {
-				s.receive(&charges[i], p, 0, nil, t.began, now)
-			}
-		}
-		repetition.groups = append(repetition.groups, flightGroup{at: g.at, end: g.end, parts: len(repetition.parts)})
-		repetition.parts = append(repetition.parts, parts...)
-		return repetition
-	}
-	switch {
-	case parts != nil:
-		t.settle(charges, parts, decisions, now)
-	case !t.whole:
-		copy(decisions, t.rest.decisions[g.from:])
-	}
-	s.remember(t, charges, parts, decisions)
-	if g.done = true; !t.whole {
-		t.outer.SetKnown(g.at, g.end)
-	}
-	return repetition
-}
-
-// deniedLease reports whether the wrapped Store denied a charge of a group that requested units beyond its cost.
-func (t *flight) deniedLease(parts []cachePart) bool {
-	return slices.ContainsFunc(parts, func(p cachePart) bool {
-		return p.borrow > 0 && t.rest.decisions[p.index].Err == nil && !t.rest.decisions[p.index].Allowed
-	})
 }
 
 // settle answers a group that may lease with the decisions of the wrapped Store.
@@ -323,15 +286,8 @@ func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions [
 			t.store.putBack(c, p, d, now)
 		case p.leased:
 			t.store.served.Add(1)
-		case p.hotKey == nil:
-		case failed != nil:
-			t.store.receive(c, p, 0, nil, t.began, now)
-		case !all:
-			t.store.receive(c, p, 0, d, t.began, now)
-		default:
-			answer, borrowed := *d, p.borrow
-			t.store.receive(c, p, borrowed, &answer, t.began, now)
-			adapt(c, d, borrowed, 0)
+		case p.hotKey != nil && failed == nil:
+			t.store.receive(p.hotKey, d, t.began, now)
 		}
 		if failed != nil {
 			*d = backend.Decision{Err: failed}
@@ -339,18 +295,10 @@ func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions [
 	}
 }
 
-// finishCall is called when t, or a call that repeats groups of t, has ended. After the last of these calls it ends
-// the caller's Batch. If t itself repeats groups of another call, it calls finishCall of that call instead.
-func (t *flight) finishCall() {
-	if t.pending.Add(-1) > 0 {
-		return
-	}
-	b, first := t.outer, t.first
+// finish ends the caller's Batch.
+func (t *flight) finish() {
+	b := t.outer
 	t.release()
-	if first != nil {
-		first.finishCall()
-		return
-	}
 	b.Done(b)
 }
 
@@ -362,7 +310,7 @@ func (t *flight) release() {
 	t.rest.reset()
 	t.groups, t.parts, t.revalidated = t.groups[:0], t.parts[:0], t.revalidated[:0]
 	t.returns, t.returnsOf = t.returns[:0], t.returnsOf[:0]
-	t.outer, t.first, t.whole, t.refunds = nil, nil, false, false
+	t.outer, t.ahead, t.whole, t.refunds = nil, nil, false, false
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.flights.Put(t)
 }

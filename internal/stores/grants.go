@@ -35,15 +35,13 @@ type heat struct {
 type hotKey struct {
 	charge backend.Charge // the bucket, its limit and its lease terms; charges that lease ahead or return units are copies of it
 	// grants has at most two leases. The first one expires first, and is used first. The second one is
-	// requested in the background, before the first is used up or expires.
+	// requested before the first is used up or expires.
 	grants  [2]grant
 	serials int
 	removed bool
 
-	borrowing  bool   // a request in flight also requests a lease
-	requesting int64  // the units that are being requested, with a charge or in the background
-	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // failures of leasing ahead since the last success; each decision of the wrapped Store subtracts 1
+	ahead  *ahead // the lease that is being requested; nil if none is in flight
+	failed int    // failures of leasing since the last success; each decision of the wrapped Store subtracts 1
 	// The next lease is requested when low or early is reached.
 	low   int64         // units left in the first grant; -1 means that only early counts
 	early time.Duration // the constant never means that only low counts
@@ -119,7 +117,7 @@ func (sh *cacheShard) hotKeyOf(b *bucket, c *backend.Charge) *hotKey {
 // number is halved for each failure that l.failed counts, and rounded down to a multiple of cost.
 func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
-	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have)
+	n := min(l.charge.Lease.Most-have, l.last.Remaining/leaseShare-have)
 	if n < cost {
 		return 0
 	}
@@ -215,28 +213,12 @@ func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int6
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant)))
 }
 
-// receive records d, the decision of the wrapped Store on the charge of p, which was requested at requestedAt. units
-// is the number of units granted beyond the cost. d is nil if the request failed, or if it will be repeated with the
-// cost alone.
-func (s *CacheStore) receive(c *backend.Charge, p *cachePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
-	sh, _ := s.shard(c.Key)
+// receive records d, the decision of the wrapped Store on a charge of l, which was requested at requestedAt.
+func (s *CacheStore) receive(l *hotKey, d *backend.Decision, requestedAt, now time.Duration) {
+	sh, _ := s.shard(l.charge.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	l := p.hotKey
-	if p.borrow > 0 {
-		l.borrowing = false
-		l.requesting -= p.borrow
-		p.borrow = 0
-	}
-	if d == nil { // the wrapped Store fails, or has fewer units than expected
-		l.last.Remaining = 0
-		return
-	}
 	l.record(d, requestedAt, now)
-	if units > 0 {
-		sh.granted(l, units, d, requestedAt, now)
-		l.arm()
-	}
 }
 
 // record records d, a decision of the wrapped Store, unless a newer one is known.
@@ -298,26 +280,13 @@ func (sh *cacheShard) expire(list []backend.Charge, now time.Duration) []backend
 // cool removes keys that are no longer hot: they had no recent requests, and no units are leased or being requested.
 func (sh *cacheShard) cool(now time.Duration) {
 	for l := range sh.hot {
-		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.lastRequestAt > max(time.Second, l.span()) {
+		if l.left() == 0 && l.ahead == nil && now-l.lastRequestAt > max(time.Second, l.span()) {
 			sh.drop(l.charge.Key)
 		}
 	}
 }
 
-// drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is
-// being requested in the background and visit is not nil, drop calls visit with that lease, while the lock of the
-// key's shard is held.
-func (s *CacheStore) drop(key []byte, visit func(*ahead)) {
-	sh, _ := s.shard(key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	if l := sh.buckets[string(key)].hotKey(); l != nil && l.ahead != nil && visit != nil {
-		visit(l.ahead)
-	}
-	sh.drop(key)
-	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
-}
-
+// drop removes the hot key of a bucket, with its leases.
 func (sh *cacheShard) drop(key []byte) {
 	b := sh.buckets[string(key)]
 	if l := b.hotKey(); l != nil {

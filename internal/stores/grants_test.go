@@ -43,7 +43,7 @@ func TestADroppedKeyReturnsNothing(t *testing.T) {
 	for _, key := range []string{"b", "a", "a"} {
 		sh.returns = append(sh.returns, backend.Charge{Key: []byte(key), Terms: algorithms.Charge{Cost: -1}})
 	}
-	s.drop([]byte("a"), nil)
+	s.dropReset([]backend.Charge{{Key: []byte("a"), Reset: true}}, nil)
 	if len(sh.returns) != 1 || string(sh.returns[0].Key) != "b" || len(sh.hot)+len(sh.buckets) != 0 || !l.removed || l.left() != 0 {
 		t.Errorf("%+v wait, %d keys, %d units; want the return of b, and none", sh.returns, len(sh.hot), l.left())
 	}

@@ -337,9 +337,8 @@ func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 	})
 }
 
-// A group with a bucket that a denial changes is sent once, even if units could be leased with it. If it
-// were sent again after a refused lease, its denial would be charged or counted twice.
-func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
+// A lease that is refused denies no request. A group with a bucket that a denial changes is sent once.
+func TestALeaseIsRequestedAfterItsRequest(t *testing.T) {
 	hundred := int64(100)
 	for name, spec := range map[string]algorithms.Spec{
 		"overdraw": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Overdraw: true},
@@ -363,8 +362,8 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 					t.Fatalf("both have one unit left, want allowed: %+v", d)
 				}
 				last := calls.all()[from:]
-				if len(last) != 1 || last[0][len(last[0])-2].Terms.Cost != 1 {
-					t.Errorf("sent %d times: %+v; want once, with cost 1", len(last), last)
+				if len(last) != 2 || len(last[0]) != 2 || last[0][0].Terms.Cost != 1 || len(last[1]) != 1 || last[1][0].Terms.Cost <= 1 || s.Stats().Leased != 0 {
+					t.Errorf("next got %+v, %d units are leased; want both charges with cost 1, and then a lease, which is refused", last, s.Stats().Leased)
 				}
 				if n := left(t, below, beside); n != 99 {
 					t.Errorf("%d of 100 are left; want 99", n)
@@ -456,14 +455,15 @@ func TestALeaseThatMayEndIsNotUsedInAGroup(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, deadline)
 				defer cancel()
 			}
+			before := calls.count()
 			got := take(ctx, s, hot, other)
 			if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
 				t.Errorf("deadline %v: got %+v; want both allowed, and %d remaining in the first", deadline, got, 10_000-requests-1)
 			}
-			// Unused units are returned first, in the same batch as the request for a new lease.
-			last := calls.last(t)
-			if len(last) != 3 || last[0].Terms.Cost >= 0 || string(last[1].Key) != "hot" || string(last[2].Key) != "other" || deadline > 0 && last[1].Terms.Cost <= 1 {
-				t.Errorf("deadline %v: next got %+v; want a refund, and both charges, the first with a cost above 1 if there is a deadline", deadline, last)
+			// Unused units are returned first, in the same batch.
+			is := calls.all()[before:]
+			if len(is) != 2 || len(is[0]) != 3 || is[0][0].Terms.Cost >= 0 || string(is[0][1].Key) != "hot" || string(is[0][2].Key) != "other" || is[1][0].Terms.Cost <= 1 {
+				t.Errorf("deadline %v: next got %+v; want a refund with both charges, and then the next lease", deadline, is)
 			}
 		})
 	}
@@ -535,14 +535,15 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			var next backend.Store = lateAhead{store}
+			failing := &aheadFails{Store: store, pause: 20 * ms}
 			if fails {
-				failing := &aheadFails{Store: store, pause: 20 * ms}
-				failing.down.Store(true)
 				next = failing
 			}
 			s := stores.Cache(next, stores.CacheConfig{})
 			c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-			for range warm(t, s, c) * 30 {
+			requests := warm(t, s, c)
+			failing.down.Store(true)
+			for range requests * 30 {
 				take(t.Context(), s, c)
 			}
 			began := time.Now()

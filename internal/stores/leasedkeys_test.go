@@ -23,16 +23,15 @@ func hotBucket(t *testing.T) (*cacheShard, *hotKey) {
 }
 
 // A lease has half the units that the key uses in the duration of a lease, in whole multiples of the cost, and at
-// most an eighth of the remaining units. Lease.Most bounds the sum of the lease and the units that are being
-// requested. Each failure halves the lease.
+// most an eighth of the remaining units. Lease.Most bounds the sum of the leases of a key. Each failure halves the lease.
 func TestSizesOfLeases(t *testing.T) {
 	const span = 50 * time.Millisecond
 	for _, test := range []struct {
-		name                        string
-		used                        float64
-		cost, remaining, requesting int64
-		failed                      int
-		want                        int64
+		name                  string
+		used                  float64
+		cost, remaining, have int64
+		failed                int
+		want                  int64
 	}{
 		{"half of what is used", 60, 1, 1e6, 0, 0, 30},
 		{"a multiple of the cost", 60, 7, 1e6, 0, 0, 28},
@@ -46,7 +45,7 @@ func TestSizesOfLeases(t *testing.T) {
 		{"after very many failures", 1e6, 1, 1e6, 0, 1000, 0},
 	} {
 		_, l := hotBucket(t)
-		l.used, l.requesting, l.failed, l.last.Remaining = test.used, test.requesting, test.failed, test.remaining
+		l.used, l.grants[0].left, l.failed, l.last.Remaining = test.used, test.have, test.failed, test.remaining
 		if got := l.leaseSize(test.cost, span); got != test.want {
 			t.Errorf("%s: got %d, want %d", test.name, got, test.want)
 		}
@@ -63,7 +62,6 @@ func TestWhichKeysBecomeCold(t *testing.T) {
 		"used a second ago":        {func(*hotKey) {}, time.Second, false},
 		"with a longer lease":      {func(l *hotKey) { l.charge.Lease = &algorithms.Lease{Most: 1, For: 2 * algorithms.Second} }, 2 * time.Second, false},
 		"units are leased":         {func(l *hotKey) { l.grants[1].left = 1 }, time.Minute, false},
-		"a request is in flight":   {func(l *hotKey) { l.borrowing = true }, time.Minute, false},
 		"a lease is requested":     {func(l *hotKey) { l.ahead = &ahead{} }, time.Minute, false},
 		"unused with an old lease": {func(l *hotKey) { l.charge.Lease = &algorithms.Lease{Most: 1, For: 2 * algorithms.Second} }, 2*time.Second + 1, true},
 	} {

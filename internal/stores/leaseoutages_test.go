@@ -60,15 +60,16 @@ func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 
 func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		late, store := time.Duration(0), memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, store, charges, decisions)
 			if detached(ctx) && charges[0].Terms.Cost > 0 {
-				time.Sleep(1500 * ms)
+				time.Sleep(late)
 			}
 		}), stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
+		late = 1500 * ms
 		for s.Stats().Leased > 0 {
 			take(t.Context(), s, c)
 			requests++
