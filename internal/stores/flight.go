@@ -32,7 +32,7 @@ type flight struct {
 type flightGroup struct {
 	at, end int  // the charges are outer.Charges[at:end]
 	parts   int  // the index in flight.parts, or noParts
-	from    int  // with noParts, unless whole: the index in flight.rest
+	from    int  // unless whole: the index in flight.rest of the first charge that is submitted
 	done    bool // the group is decided
 }
 
@@ -45,7 +45,6 @@ type cachePart struct {
 	leased bool             // the charge was made to leases
 	held   bool             // it was when the group was submitted, so this charge was not submitted
 	from   [2]consumedUnits // if leased: the units from each grant
-	index  int              // unless the flight is whole: the index of this charge in flight.rest
 }
 
 func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
@@ -62,16 +61,16 @@ func (t *flight) plan(consult bool) {
 	if t.refunds = refundsOrResets(b.Charges); t.refunds {
 		t.store.forgetRefunded(b.Charges)
 	}
-	for at := 0; consult && at < len(b.Charges); {
+	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
-		t.planGroup(at, end)
+		if consult {
+			t.planGroup(at, end)
+		} else {
+			t.groups = append(t.groups, flightGroup{at: at, end: end, parts: noParts})
+		}
 		at = end
 	}
 }
-
-// plain reports whether the whole batch was submitted, because the cache had nothing to contribute. Its groups are not
-// listed then.
-func (t *flight) plain() bool { return t.whole && len(t.groups) == 0 }
 
 func (t *flight) planGroup(at, end int) {
 	s, charges, decisions := t.store, t.outer.Charges[at:end], t.outer.Decisions[at:end]
@@ -154,7 +153,7 @@ func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Durat
 
 // submit submits the groups of t to the wrapped Store.
 func (t *flight) submit(waits bool) {
-	if len(t.groups) == 0 && !t.plain() {
+	if len(t.groups) == 0 {
 		t.finish()
 		return
 	}
@@ -187,9 +186,6 @@ func (t *flight) gather() {
 			if parts == nil || !parts[i].held {
 				t.add(&t.outer.Charges[g.at+i], n, g.at+i)
 			}
-			if parts != nil && !parts[i].held {
-				parts[i].index = len(t.rest.charges) - 1
-			}
 		}
 	}
 	t.rest.prepare()
@@ -214,11 +210,7 @@ func (t *flight) answerKnown(from, to int) {
 
 // ended is the Done function of inner.
 func (t *flight) ended(*backend.Batch) {
-	if t.plain() {
-		t.rememberAll()
-	} else {
-		t.concludeGroups(0, len(t.groups))
-	}
+	t.concludeGroups(0, len(t.groups))
 	for _, d := range t.revalidated {
 		t.store.forgetDenial(d)
 	}
@@ -233,32 +225,24 @@ func (t *flight) ended(*backend.Batch) {
 	t.finish()
 }
 
-// rememberAll does what concludeGroups does for the whole batch, whose slices have the decisions already.
-func (t *flight) rememberAll() {
-	b := t.outer
-	for at := 0; at < len(b.Charges); {
-		end := at + backend.GroupLen(b.Charges[at:])
-		t.store.remember(t, b.Charges[at:end], nil, b.Decisions[at:end])
-		at = end
-	}
-}
-
 // concludeGroups answers t.groups[from:to] with the decisions of the wrapped Store, unless that is done.
 //
 // The other groups of the batch may not be decided yet. These may need more time than a group has until its deadline.
 func (t *flight) concludeGroups(from, to int) {
-	now := t.store.now()
 	for n := from; n < to; n++ {
 		g := &t.groups[n]
 		if g.done {
 			continue
 		}
 		charges, decisions, parts := t.outer.Charges[g.at:g.end], t.outer.Decisions[g.at:g.end], t.partsOf(g)
-		switch {
-		case parts != nil:
-			t.settle(charges, parts, decisions, now)
-		case !t.whole:
-			copy(decisions, t.rest.decisions[g.from:])
+		for i, at := 0, g.from; i < len(charges) && !t.whole; i++ {
+			if parts == nil || !parts[i].held {
+				decisions[i] = t.rest.decisions[at]
+				at++
+			}
+		}
+		if parts != nil {
+			t.settle(charges, parts, decisions)
 		}
 		t.store.remember(t, charges, parts, decisions)
 		if g.done = true; !t.whole {
@@ -267,15 +251,12 @@ func (t *flight) concludeGroups(from, to int) {
 	}
 }
 
-// settle answers a group that may lease with the decisions of the wrapped Store.
-func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+// settle completes the answer to a group that may lease. decisions has those of the wrapped Store.
+func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
 	var failed error
-	all := true
+	all, now := true, t.store.now()
 	for i := range parts {
-		if p := &parts[i]; !p.held {
-			if !t.whole {
-				decisions[i] = t.rest.decisions[p.index]
-			}
+		if !parts[i].held {
 			failed, all = decisions[i].Err, all && decisions[i].Allowed
 		}
 	}
