@@ -16,27 +16,31 @@ const (
 	maxTried = 50
 )
 
-// place is a node of a tree: the patterns on the path to it, and the entries of an example descriptor that leads to it.
+// place is a node of a tree: the patterns on the path to it, and the entries of an example descriptor that leads to it if
+// all patterns are sampled.
 type place struct {
 	patterns []descriptors.Pattern
 	entries  []descriptors.Entry
+	sampled  bool
 	node     *limiter.Node
 }
 
-// placesOf lists the places of a tree for which an example descriptor exists, the others by their ids, and by the names
-// of the places above them those that are tried in the order of their declaration.
+func makePlace(patterns []descriptors.Pattern, node *limiter.Node) place {
+	p := place{patterns: patterns, sampled: true, node: node}
+	for i := range patterns {
+		e, ok := patterns[i].Sample()
+		p.entries, p.sampled = append(p.entries, e), p.sampled && ok
+	}
+	return p
+}
+
+// placesOf lists the places of a tree, those without an example descriptor by their ids too, and by the names of the places
+// above them those that are tried in the order of their declaration.
 func placesOf(t *limiter.Tree) (all []place, others map[string]place, inOrder map[string][]string) {
 	others, inOrder = map[string]place{}, map[string][]string{}
 	for patterns, node := range t.All() {
-		p := place{patterns: patterns, node: node}
-		for i := range patterns {
-			if e, ok := patterns[i].Sample(); ok {
-				p.entries = append(p.entries, e)
-			}
-		}
-		if len(p.entries) == len(patterns) {
-			all = append(all, p)
-		} else {
+		p := makePlace(patterns, node)
+		if all = append(all, p); !p.sampled {
 			others[p.id()] = p
 		}
 		if last := len(patterns) - 1; patterns[last].InOrder() {
@@ -112,7 +116,7 @@ func moved(domain string, was, is *limiter.Tree) (all []Change) {
 	}
 	tried := map[string]bool{}
 	try := func(p place) {
-		if id := p.id(); !tried[id] && len(all) < maxMoved {
+		if id := p.id(); p.sampled && !tried[id] && len(all) < maxMoved {
 			tried[id] = true
 			add(Changed, p.name(), compared(was.Match(p.entries), is.Match(p.entries)))
 		}
@@ -145,8 +149,8 @@ func only(a, b []place) (all []place) {
 	return all
 }
 
-// combined extends each place in short by the remaining entries of those places in long that begin with the same keys.
-// It uses at most maxTried places in long for one sequence of keys.
+// combined extends each place in short by the remaining patterns of those places in long that begin with the same keys, if
+// the result is sampled. It uses at most maxTried places in long for one sequence of keys.
 func combined(short, long []place) (all []place) {
 	byKeys := map[string][]place{}
 	for _, l := range long {
@@ -158,8 +162,12 @@ func combined(short, long []place) (all []place) {
 	}
 	for _, s := range short {
 		n := len(s.entries)
-		for _, l := range byKeys[s.keys(n)] {
-			all = append(all, place{patterns: slices.Concat(s.patterns, l.patterns[n:]), entries: slices.Concat(s.entries, l.entries[n:])})
+		keys := s.keys(n)
+		starred := strings.TrimSuffix(keys, s.entries[n-1].Key) // a pattern with a "*" in the key has the Key ""
+		for _, l := range slices.Concat(byKeys[keys], byKeys[starred]) {
+			if p := makePlace(slices.Concat(s.patterns, l.patterns[n:]), nil); p.sampled {
+				all = append(all, p)
+			}
 		}
 	}
 	return all

@@ -129,6 +129,12 @@ func TestUsesOfLimitsAreCompared(t *testing.T) {
 			"descriptor edge: user~a+ changed at , anew: false\n\tmatched no limit, now matches edge/one"},
 		{"a new expression", `{key: user, limit: one}`, `{key: user, limit: one}, {key: user, value_regex: "a+"}`,
 			"descriptor edge: user~a+ added at , anew: false\n\tmatches no limit"},
+		{"a value before an expression", `{key: user, value_regex: "a+", descriptors: [{key: path, limit: one}]}`,
+			`{key: user, value: aa}, {key: user, value_regex: "a+", descriptors: [{key: path, limit: one}]}`,
+			"descriptor edge: user=aa,path changed at , anew: false\n\tmatched edge/one, now matches no limit"},
+		{"a key before one with a star", `{key: team, descriptors: [{key: "u*", descriptors: [{key: path, limit: one}]}]}`,
+			`{key: team, descriptors: [{key: user, value: a}, {key: "u*", descriptors: [{key: path, limit: one}]}]}`,
+			"descriptor edge: team,user=a,path changed at , anew: false\n\tmatched edge/one, now matches no limit"},
 		{"the values of a shared bucket", `{key: user, value: a, limit: one}`, `{key: user, limit: one}`,
 			"descriptor edge: user changed at , anew: false\n\tmatched no limit, now matches edge/one\n" +
 				"descriptor edge: user=a changed at , anew: true\n\tedge/one: a bucket for each: limit -> user" + anew},

@@ -93,7 +93,7 @@ func (at *level[T]) couldMatch(entries []Possible, found func(*Node[T]) bool) bo
 const anything = "\x00"
 
 // Sample returns an entry that p matches, and that patterns for other values probably do not match. ok is
-// false if p is a regular expression, or has a "*" in the key.
+// false if p is a regular expression, or has a "*" in the key. Then p does not match the entry, which has the Key of p.
 func (p *Pattern) Sample() (e Entry, ok bool) {
 	value := ""
 	switch p.How {
@@ -108,7 +108,6 @@ func (p *Pattern) Sample() (e Entry, ok bool) {
 	case Any:
 		value = anything
 	case Regex:
-		return Entry{}, false
 	}
-	return Entry{p.Key, value}, p.Key != ""
+	return Entry{p.Key, value}, p.Key != "" && p.How != Regex
 }
