@@ -231,7 +231,10 @@ func TestQueueHasMoreCallsInFlightToAFarServer(t *testing.T) {
 		q := newQueue(200 * ms)
 		q.took(&call{charges: minBatch, started: at(0), alone: true}, at(9*time.Second), false) // a large call, whose duration is also that of its work
 		q.took(&call{charges: 1, started: at(0)}, at(ms/4), false)                              // waits for other calls
-		q.took(&call{charges: 1, started: at(0), alone: true}, at(0), true)                     // has failed
+		q.took(&call{charges: 1, started: at(0), alone: true}, at(ms/8), true)                  // has failed
+		if q.trip != 0 {
+			t.Errorf("the round trip is %v before a call tells it, want unknown", q.trip)
+		}
 		q.took(&call{charges: 1, started: at(0), alone: true}, at(test.trip), false)
 		q.took(&call{charges: 1, started: at(0), alone: true}, at(2*test.trip), false) // the server was busy
 		now := time.Hour
@@ -501,6 +504,13 @@ func (s *schedule) end(i int) {
 	}
 	c.ended = c.ended[:0]
 	s.q.complete(c)
+	inFlight := 0
+	for _, other := range s.calls {
+		inFlight += other.charges
+	}
+	if s.q.sent != inFlight {
+		s.t.Errorf("%d charges count as in flight, want %d", s.q.sent, inFlight)
+	}
 	s.answered(c)
 	s.after(s.q.callEnded(at(s.now)))
 }
