@@ -30,7 +30,7 @@ func TestScriptNamesItsDecisionsAsPackageAlgorithms(t *testing.T) {
 		inScript[m[1]] = true
 	}
 	for _, name := range strings.Fields(`take take_level await take_guaranteed take_sliding take_log take_counted take_all
-		take_converted adopt_balance take_kept decide_kept peaked room_since charged full_at later`) {
+		converted convert balance take_converted take_kept decide_kept peaked room_since charged full_at later`) {
 		if is := inGo[strings.ReplaceAll(name, "_", "")]; !inScript[name] || !is {
 			t.Errorf("%s: in take.lua %t, in package algorithms %t; want both", name, inScript[name], is)
 		}

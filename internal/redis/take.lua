@@ -71,7 +71,7 @@
 --            guaranteed                  value, prev, at, p, q, v, p1, v1                         65
 --   then     nothing; or the denials of a penalty: blocks, till, and the time of each denial; or of a limit that
 --            settles the sums of its open reservations, if there are any: -2, how many, and since, count and units
---            of each; and its peaks: -1, and the time and room of each, at most four. The first double shows which
+--            of each; and its peaks: -1, and the room and time of each, at most four. The first double shows which
 --
 -- The script first reads everything and then writes everything, so an error in between leaves no changes. A server
 -- without free memory refuses a write with the flag denyoom only if it is the first write of the script. So either
@@ -141,7 +141,7 @@ local function with_peaks()
   local function push(b, at, till, room)
     local pack, unpack_at, sub, size = struct.pack, struct.unpack, string.sub, #b
     if size >= at then
-      local last_till, last = unpack_at('<dd', b, size - 15)
+      local last, last_till = unpack_at('<dd', b, size - 15)
       if last_till >= till then
         if last <= room then return sub(b, at) end
         till = last_till
@@ -149,25 +149,16 @@ local function with_peaks()
       while last >= room do
         size = size - 16
         if size < at then break end
-        last = unpack_at('<d', b, size - 7)
+        last = unpack_at('<d', b, size - 15)
       end
     end
-    if size < at + 63 then return sub(b, at, size) .. pack('<dd', till, room) end
-    local u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<dddddddd', b, at)
-    local least, i = r2 / r1, 1
-    if r3 / r2 <= least then least, i = r3 / r2, 2 end
-    if r4 / r3 <= least then least, i = r4 / r3, 3 end
-    if room / r4 <= least then i = 4 end
-    if i == 1 then
-      u1, u2, r2, u3, r3, u4, r4 = u2, u3, r3, u4, r4, till, room
-    elseif i == 2 then
-      u2, u3, r3, u4, r4 = u3, u4, r4, till, room
-    elseif i == 3 then
-      u3, u4, r4 = u4, till, room
-    else
-      u4 = till
-    end
-    return pack('<dddddddd', u1, r1, u2, r2, u3, r3, u4, r4)
+    if size < at + 63 then return sub(b, at, size) .. pack('<dd', room, till) end
+    local r1, _, r2, _, r3, _, r4 = unpack_at('<ddddddd', b, at)
+    local least, i = r2 / r1, at + 8
+    if r3 / r2 <= least then least, i = r3 / r2, at + 24 end
+    if r4 / r3 <= least then least, i = r4 / r3, at + 40 end
+    if room / r4 <= least then return sub(b, at, at + 55) .. pack('<d', till) end
+    return sub(b, at, i - 1) .. sub(b, i + 16, size) .. pack('<dd', room, till) -- without the time of a peak and the room of the next one
   end
 
   -- lower returns the peaks as if a charge of units at time since had never been made: the room of each later peak
@@ -175,8 +166,8 @@ local function with_peaks()
   local function lower(b, at, since, units)
     local next = ''
     while at <= #b do
-      local till, room
-      till, room, at = struct.unpack('<dd', b, at)
+      local room, till
+      room, till, at = struct.unpack('<dd', b, at)
       next = push(next, 1, till, till > since and room - units or room)
     end
     return next
@@ -189,9 +180,9 @@ local function with_peaks()
     local tick = l.tick or 1
     t = t - t % tick
     if not b then
-      return left > room and struct.pack('<dd', t + tick, 0) or nil
+      return left > room and struct.pack('<dd', 0, t + tick) or nil
     elseif #b < at then
-      return struct.pack('<dd', t, 0)
+      return struct.pack('<dd', 0, t)
     elseif left < room then
       if since > 0 then b, at = lower(b, at, since - since % tick, room - left), 1 end
       return push(b, at, t + tick, left)
@@ -199,15 +190,15 @@ local function with_peaks()
     return push(b, at, t, room)
   end
 
-  -- charged returns value after a cost that is charged even if it is not available, and the number of units
-  -- that are lost. The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/unit
-  -- unit, the cost in units.
-  local function charged(l, value, unit, cost)
-    local most, to = l.v / l.q + l.max_debt, -l.max_debt * unit
+  -- charged returns value after a cost that is charged even if it is not available, and the number of units that are lost.
+  -- The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/q unit, the cost in units.
+  local function charged(l, value, cost)
+    local q, to = l.q, -l.max_debt * l.q
+    local most = l.v / q + l.max_debt
     if value < to then to = value end
-    most = value - (cost < most and cost or most) * unit
+    most = value - (cost < most and cost or most) * q
     if most > to then to = most end
-    most = (value - to) / unit
+    most = (value - to) / q
     return to, cost - (most - most % 1)
   end
 
@@ -216,10 +207,10 @@ local function with_peaks()
   local function room_since(l, last, b, at, since, room)
     since = since - since % (l.tick or 1)
     if since > last or not b or #b < at then return 0 end
-    if struct.unpack('<d', b, #b - 15) <= since then return room end -- usually there is no peak after the charge
+    if struct.unpack('<d', b, #b - 7) <= since then return room end -- usually there is no peak after the charge
     while true do
-      local till, least
-      till, least, at = struct.unpack('<dd', b, at)
+      local least, till
+      least, till, at = struct.unpack('<dd', b, at)
       if till > since then return math.min(room, least) end
     end
   end
@@ -255,7 +246,7 @@ local function with_peaks()
     if cost == 0 and had < 0 then return end
     local pay, least, refund, lost = 0, 0, nil, 0
     if cost > 0 then
-      least, lost = charged(l, had, q, cost)
+      least, lost = charged(l, had, cost)
       pay = had - least
     elseif cost < 0 and not (length and since < now - into) then
       refund = b and math.min(-cost * q, room_since(l, last, peaks, at, since, v - had)) or 0
@@ -675,11 +666,11 @@ while true do
   local byte, sub, rep = string.byte, string.sub, string.rep
 
   -- Each function with_… creates the functions in its line. It is called with the first charge that needs them.
-  local with_changed, same_scale, outlived, converted, take_converted, adopt_balance, take_kept
+  local with_changed, same_scale, outlived, converted, take_converted, take_kept
   local with_guaranteed, take_guaranteed
   local with_sliding, take_sliding
   local with_logs, log_load, log_size, log_at, log_clamp, log_write, take_log
-  local with_penalties, forgotten_at, kept_of_penalized, take_penalized, pack_denials, unpack_denials
+  local with_penalties, forgotten_at, denials_at, having, take_penalized, pack_denials, unpack_denials
   local with_groups, take_all
   local with_open, take_open
 
@@ -702,11 +693,7 @@ while true do
 
   -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
   -- one that contains t. It is 0 if ticks is at most 0.
-  local function span(l, t, ticks)
-    if ticks <= 0 then return 0 end
-    if l.tick == 1 then return ticks end
-    return (floor(t / l.tick) + ticks) * l.tick - t
-  end
+  local function span(l, t, ticks) return ticks > 0 and ticks * l.tick - t % l.tick or 0 end
 
   -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
   -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
@@ -776,14 +763,14 @@ while true do
     return value + e * p
   end
 
-  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
-  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
-  local function cost_in(l, unit, a)
+  -- cost_in returns the cost of a in 1/q unit of the limit. It is limited to a little more than the largest cost that can
+  -- ever be allowed, and a refund as by give_back, so that later computations stay exact.
+  local function cost_in(l, a)
     local most = l.capacity + l.max_reserved
-    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
-    if a.raw then return min(a.cost, most * unit + 1) end
-    if a.cost > most then return most * unit + 1 end
-    return a.cost * unit
+    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * l.q, a.cost) or -give_back(l, a.cost) * l.q end
+    if a.raw then return min(a.cost, most * l.q + 1) end
+    if a.cost > most then return most * l.q + 1 end
+    return a.cost * l.q
   end
 
   -- inflow_in returns the least that flows in during a time of this length, at most 2^53.
@@ -839,14 +826,14 @@ while true do
   -- take_level is take for token buckets, fixed windows and leaky buckets. lag is how far the clock is behind t, after it
   -- has stepped back.
   local function take_level(l, phase, s, t, a, d, lag)
-    local cost, steps = cost_in(l, l.q, a), elapsed(l, s.at, t)
+    local cost, steps = cost_in(l, a), elapsed(l, s.at, t)
     if l.kind == WINDOW then steps = window_of(l, phase, t) - (s.window or window_of(l, phase, s.at)) end
     local had = flow(s.value, l.v, l.p, steps)
     local least, given, peaks = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
     if cost < 0 then
       given = refund_of(l, phase, s, peaks, -cost, l.v - had, t, a)
     elseif beyond(l, a) then
-      least, d.lost = charged(l, had, l.q, a.cost)
+      least, d.lost = charged(l, had, a.cost)
       cost = had - least
     end
     local flags, value, remaining, retry, reset =
@@ -911,20 +898,14 @@ while true do
       if s.value > 0 then return s.at + 2 * s.period - e end
       return s.prev > 0 and s.at + s.period - e or s.at
     end
-    local at = floor(s.at / l.tick)
-    if l.kind == TOKEN or l.kind == LEAKY then
-      at = at + ceil_div(l.v - s.value, l.p)
-    elseif l.kind == GUARANTEED then
-      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
-    elseif l.kind == WINDOW then
-      local n = ceil_div(l.v - s.value, l.p)
-      if n <= 0 then return s.at end
-      if l.edges then return calendar_start(l, s.window + n) end
-      at = phase + (window_of(l, phase, s.at) + n) * l.period
-    elseif log_size(s.log) > 0 then
-      return s.at + l.period
+    if l.kind == GUARANTEED then
+      return s.at + span(l, s.at, max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1)))
+    elseif l.kind == LOG then
+      return log_size(s.log) > 0 and s.at + l.period or s.at
     end
-    return at * l.tick
+    local n = ceil_div(l.v - s.value, l.p)
+    if l.edges and n > 0 then return calendar_start(l, s.window + n) end
+    return s.at + until_step(l, phase, s.at, n)
   end
 
   -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns the state, the time at
@@ -945,7 +926,7 @@ while true do
         if l.calendar == s.by.calendar then
           locate(l, s)
         elseif s.by.calendar then
-          s.by = outlived(s)
+          s.by, s.phase = outlived(s)
         end
         if s.log then log_clamp(s.log, t) end
       end
@@ -954,10 +935,7 @@ while true do
       if same_scale(l, phase, s) then
         s.by, s.phase = l, phase
       elseif l.initial < l.capacity then
-        return adopt_balance(l, phase, s, at), at, false
-      else
-        local c = converted(l, phase, s, at)
-        if c and c.value == l.v and c.prev == l.v1 then s = c end
+        return converted(l, phase, s, at), at, false
       end
     end
     if l.initial < l.capacity and s.by == l and not s.denials and not s.open and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
@@ -984,21 +962,23 @@ while true do
       return take_open(l, phase, s, a, d, dry_run)
     end
     local kept, at, seen = begin(l, phase, s, now)
-    local next
+    local is, next, full = kept
     if kept.by ~= l then
-      next = take_converted(l, phase, kept, at, a, d, dry_run)
-      if next then return dry_run and s or next end
-      next = take_kept(l, phase, kept, at, a, d, at - now)
+      next, full = take_converted(l, phase, kept, at, a, d, dry_run)
+      if full then is = next elseif next then return dry_run and s or next end
+    end
+    if is.by ~= l then
+      next = take_kept(l, phase, is, at, a, d, at - now)
     elseif l.kind <= WINDOW or l.kind == LEAKY then
-      next = take_level(l, phase, kept, at, a, d, at - now)
+      next = take_level(l, phase, is, at, a, d, at - now)
     elseif l.kind == GUARANTEED then
       if not take_guaranteed then with_guaranteed() end
-      next = take_guaranteed(l, kept, at, a, d)
+      next = take_guaranteed(l, is, at, a, d)
     elseif l.kind == SLIDING then
       if not take_sliding then with_sliding() end
-      next = take_sliding(l, kept, at, a, d)
+      next = take_sliding(l, is, at, a, d)
     else
-      next = take_log(l, kept, at, a, d, dry_run)
+      next = take_log(l, is, at, a, d, dry_run)
     end
     if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
     if at > now and d.timed then later(d, at - now) end
@@ -1016,12 +996,15 @@ while true do
   end
 
   -- kept_of returns the state to store in place of s if the charge a is not made, because another bucket of the group has
-  -- denied.
+  -- denied, or because a penalty blocks it.
   local function kept_of(l, phase, s, a)
     if l.rate == 0 or l.kind == SLOTS then return s end
-    if s and s.denials then return kept_of_penalized(l, phase, s, a) end
-    local kept, _, seen = begin(l, phase, s, now)
-    return keep(l, s, kept, seen, a.dry_run or a.free)
+    local is, dry_run, denials = s, a.dry_run or a.free, s and s.denials
+    if denials then is = having(s, denials_at(l, s)) end
+    local kept, _, seen = begin(l, phase, is, now)
+    kept = keep(l, is, kept, seen, dry_run)
+    if not denials then return kept elseif not dry_run then return having(kept, is.denials) end
+    return kept == is and s or having(kept, denials)
   end
 
   -- The buckets --------------------------------------------------------------------------------------
@@ -1065,14 +1048,15 @@ while true do
           s.phase, s.window, s.next = 0, window, v1 - hours
           if l.calendar ~= v or l.rate ~= rate or l.capacity ~= capacity then
             s.by = {
-              kind = WINDOW, tick = 1, rate = rate, capacity = capacity, phase = 0, calendar = v,
-              longest = hours * HOUR, p = rate, q = 1, v = capacity,
+              kind = WINDOW, tick = 1, rate = rate, capacity = capacity, calendar = v, longest = hours * HOUR, p = rate, q = 1,
+              v = capacity,
             }
           end
         elseif kind == WINDOW then
-          local rate, period, old = p, q, p1
-          if l.rate ~= rate or l.period ~= period or l.capacity ~= v or phase ~= old or l.tick ~= tick or l.edges then
-            s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = v, phase = old, p = rate, q = 1, v = v }
+          local rate, period = p, q
+          s.phase = p1
+          if l.rate ~= rate or l.period ~= period or l.capacity ~= v or phase ~= p1 or l.tick ~= tick or l.edges then
+            s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = v, p = rate, q = 1, v = v }
           end
         else
           if kind == GUARANTEED then s.prev, s.at, p, q, v, p1, v1 = at, p, q, v, p1, v1, more else p1, v1 = 0, 0 end
@@ -1128,20 +1112,18 @@ while true do
   local function lifetime(l, s)
     local by, fresh_at = s.by
     if not by.calendar then
-      fresh_at = full_at(by, s, by.phase or s.phase)
+      fresh_at = full_at(by, s, s.phase)
     else
       local n = ceil_div(by.v - s.value, by.p)
       fresh_at = s.next + max(0, n - 1) * by.longest
       if by.calendar == l.calendar then fresh_at = now + calendar_time(l, s.window + n - l.window) end
     end
-    local ttl = max(0, floor((fresh_at - now) / 1000)) + 2
-    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
-    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
+    if l.initial < l.capacity then fresh_at = fresh_at + DAY end
+    if s.denials then fresh_at = max(fresh_at, forgotten_at(l, s.denials)) end
     local peaks, open = s.peaks, s.open
-    if open and l.open_for then
-      ttl = max(ttl, floor((open[#open - 2] + l.open_for + ceil_div(l.open_for, 16) - now) / 1000) + 2)
-    end
-    if peaks and peaks ~= '' then ttl = max(ttl, floor((unpack_at('<d', peaks, #peaks - 15) - now) / 1000) + 2) end
+    if open and l.open_for then fresh_at = max(fresh_at, open[#open - 2] + l.open_for + ceil_div(l.open_for, 16)) end
+    if peaks and peaks ~= '' then fresh_at = max(fresh_at, unpack_at('<d', peaks, #peaks - 7)) end
+    local ttl = max(0, floor((fresh_at - now) / 1000)) + 2
     if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
     return ttl
   end
@@ -1159,7 +1141,7 @@ while true do
       local hours = ceil_div(l.longest, HOUR)
       b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next + hours)
     elseif kind == WINDOW then
-      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, l.phase or s.phase)
+      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
     elseif kind == SLIDING then
       b = pack('<Bddddd', 4, s.value, s.prev, s.at, s.period, 0)
     else
@@ -1259,9 +1241,6 @@ while true do
 
   -- States with other numbers than the limit of the charge (changed.go).
   function with_changed()
-    -- phase_of returns the phase with which s was written: that of its numbers if they have one, or else s.phase.
-    local function phase_of(s) return s.by.phase or s.phase end
-
     -- most_of_windows returns the largest exact capacity + max_reserved of a fixed window with this rate.
     -- longest is the length of its longest window.
     local function most_of_windows(rate, longest)
@@ -1270,31 +1249,24 @@ while true do
       return most
     end
 
-    -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:
-    -- it builds the quotient and the remainder of a*(b mod c) from the bits of a.
+    -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. All remainders stay in the exact range:
+    -- it builds the quotient and the remainder from the bits of a, the highest first.
     local function mul_div(a, b, c)
       if b == c then return a, 0 end
-      local whole = floor(b / c)
-      local part = b - whole * c
-      if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
-      local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
-      while bit * 2 <= a do bit = bit * 2 end
-      while bit > a and bit > 1 do bit = bit / 2 end
+      local whole, part, quotient, rest = floor(b / c), b % c, 0, 0
+      local _, bits = math.frexp(a)
+      local bit = 2 ^ (bits - 1)
       while bit >= 1 do
         quotient, rest = quotient * 2, rest * 2
         if rest >= c then quotient, rest = quotient + 1, rest - c end
         if a >= bit then
-          a = a - bit
-          if rest >= c - part then
-            quotient, rest = quotient + 1, rest - (c - part)
-          else
-            rest = rest + part
-          end
+          a, quotient, rest = a - bit, quotient + whole, rest - (c - part)
+          if rest >= 0 then quotient = quotient + 1 else rest = rest + c end
         end
         bit = bit / 2
       end
-      if quotient >= EXACT - product then return EXACT, 0 end
-      return product + quotient, rest
+      if quotient >= EXACT then return EXACT, 0 end
+      return quotient, rest
     end
 
     -- mul_div_ceil returns a*b/c, rounded up and limited to 2^53.
@@ -1308,7 +1280,7 @@ while true do
     -- in a state, so it is not compared.
     local function same_windows(l, phase, s)
       local old = s.by
-      return l.calendar == old.calendar and (l.calendar or (l.period == old.period and phase == phase_of(s)))
+      return l.calendar == old.calendar and (l.calendar or (l.period == old.period and phase == s.phase))
     end
 
     -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
@@ -1324,14 +1296,13 @@ while true do
         and l.p1 == old.p1 and l.v1 == old.v1
     end
 
-    -- outlived returns numbers for s if the calendar of s is unknown: its windows have the length of the longest
-    -- possible window, and one of them starts at s.next.
+    -- outlived returns numbers for s if the calendar of s is unknown, and the phase: its windows have the length of the
+    -- longest possible window, and one of them starts at s.next.
     function outlived(s)
       local old, longest = s.by, s.by.longest
       return {
         kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity, p = old.rate, q = 1, v = old.v,
-        phase = s.next - floor(s.next / longest) * longest,
-      }
+      }, s.next % longest
     end
 
     local function after(k, ticks)
@@ -1359,16 +1330,15 @@ while true do
 
     -- kept_window returns the consumption of a fixed window at time t, in the numbers of s.by.
     local function kept_window(l, s, t)
-      local old, k = s.by
+      local old, phase, k = s.by, s.phase
       if old.calendar and old.calendar == l.calendar then
         k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
         k.window = window_of(l, 0, t)
         k.n = k.window - s.window
       else
-        if old.calendar then old = outlived(s) end
-        k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
-        k.window = window_of(old, k.phase, t)
-        k.n = k.window - window_of(old, k.phase, s.at)
+        if old.calendar then old, phase = outlived(s) end
+        k = { old = old, most = most_of_windows(old.rate, old.period), phase = phase, window = window_of(old, phase, t) }
+        k.n = k.window - window_of(old, phase, s.at)
       end
       k.unit, k.now, k.used = 1, t, old.capacity - s.value
       if k.n > 0 then
@@ -1435,36 +1405,12 @@ while true do
       if not peaks or l.kind == WINDOW then return peaks end
       local next, at = '', 1
       while at <= #peaks do
-        local till, room
-        till, room, at = unpack_at('<dd', peaks, at)
+        local room, till
+        room, till, at = unpack_at('<dd', peaks, at)
         room = mul_div(room, l.q, s.by.q)
         next = push(next, 1, till, room)
       end
       return next
-    end
-
-    -- converted returns s, which has other numbers than l, as a state of l at time t, or false if that would lose
-    -- consumption; and the largest consumption in units that s can express without a conversion.
-    function converted(l, phase, s, t)
-      local k = consumed(l, s, t)
-      local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials, open = s.open }
-      if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
-      if c.value < 0 or c.prev < 0 then return false end
-      c.peaks = adopt_peaks(l, phase, s)
-      return locate(l, c), k.most
-    end
-
-    -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
-    -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A charge with max_wait
-    -- that must wait converts nothing. A denied charge that is made converts s only if the old numbers cannot express it.
-    function take_converted(l, phase, s, t, a, d, dry_run)
-      if a.cost == 0 then return nil end
-      local c, most = converted(l, phase, s, t)
-      local next = c and take(l, phase, c, a, d, dry_run)
-      local waits = d.wait > 0 and a.reserve and a.max_wait > 0
-      if c and not waits and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
-      clear(l, d)
-      return nil
     end
 
     -- balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of
@@ -1479,37 +1425,67 @@ while true do
       return min(full, n)
     end
 
-    -- adopt_balance returns s, which has other numbers than l, as a state of l at time t. l is a balance: s keeps its
-    -- value, as far as that fits.
-    function adopt_balance(l, phase, s, t)
-      local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
-      local full = k.old.v
-      local c = {
-        by = l, value = balance(l, full - k.used, k.unit, l.v), prev = 0, at = t - t % l.tick, phase = 0,
-        denials = s.denials, peaks = peaks, open = s.open,
-      }
-      if l.kind == GUARANTEED then
-        local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
-        c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
-      end
-      if peaks and peaks ~= '' then
-        c.peaks = push(peaks, 1, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
-      end
-      return locate(l, c)
+    -- convert returns what a bucket of l with the consumption k holds. old and full are what it holds when full, in the
+    -- old numbers and in those of l.
+    local function convert(l, k, old, full)
+      if l.initial < l.capacity then return balance(l, old - k.used, k.unit, full) end
+      return full - units(k, l)
     end
 
-    -- decide_kept decides the charge a on a token bucket or a fixed window whose state has other numbers than l. k is
-    -- the consumption at time t.
-    local function decide_kept(l, k, t, a, d)
+    -- converted returns s, which has other numbers than l, as a state of l at time t, and the largest consumption in units
+    -- that s can express without a conversion. If a value is below 0, the conversion would lose consumption.
+    function converted(l, phase, s, t)
+      local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
+      local c = {
+        by = l, value = convert(l, k, k.old.v, l.v), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials,
+        peaks = peaks, open = s.open,
+      }
+      if l.kind == GUARANTEED then c.prev = convert(l, kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), s.by.v1, l.v1) end
+      if l.initial < l.capacity and peaks and peaks ~= '' then
+        c.peaks = push(peaks, 1, max(c.at, s.at + l.tick), max(0, balance(l, k.old.v, k.unit, l.v) - c.value))
+      end
+      return locate(l, c), k.most
+    end
+
+    -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
+    -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A reservation with
+    -- max_wait that must wait converts nothing. A denied charge that is made converts s only if the old numbers cannot
+    -- express it. Of a full bucket, take_converted decides nothing: it returns the converted state, and true.
+    function take_converted(l, phase, s, t, a, d, dry_run)
+      local c, most = converted(l, phase, s, t)
+      if c.value == l.v and c.prev == l.v1 then return c, true end
+      if a.cost == 0 or c.value < 0 or c.prev < 0 then return nil end
+      local next = take(l, phase, c, a, d, dry_run)
+      local waits = d.wait > 0 and a.reserve and a.max_wait > 0 and l.kind ~= LEAKY
+      if not waits and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
+      clear(l, d)
+      return nil
+    end
+
+    -- decide_kept decides the charge a on a token bucket, a fixed window or a leaky bucket whose state has other numbers
+    -- than l. k is the consumption at time t, and lag is that of take_kept.
+    local function decide_kept(l, k, t, a, d, lag)
       local unit, full = l.q, l.v
-      local cost, r = cost_in(l, unit, a), 0
+      local cost, r = cost_in(l, a), 0
       if a.reserve then r = l.max_reserved end
       local reach = max(0, min(l.max_reserved, k.most - l.capacity))
-      local goal = full + r * unit - cost
-      if a.reserve then goal = max(min(goal, full), full + reach * unit - cost) end
-      if a.reserve and a.max_wait > 0 then
+      local goal, late = full + r * unit - cost, false
+      if l.kind == LEAKY then
+        if cost == 0 then goal = EXACT end
+        local used = units(k, l)
+        local wait = span(l, t, ceil_div(used, l.p))
+        late = a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
+        if late and wait <= a.max_wait and used <= goal and cost >= 0 then
+          d.retry = wait - a.max_wait
+          return
+        end
+        if a.max_wait > 0 then goal = min(goal, inflow_in(l, a.max_wait)) end
+        if cost == 0 and not late then d.wait = wait end
+      elseif a.reserve and a.max_wait > 0 then
         goal = full - cost
         if goal + inflow_in(l, a.max_wait) >= 0 then goal = max(0, goal) end
+      elseif a.reserve then
+        goal = max(min(goal, full), full + reach * unit - cost)
       end
       if cost < 0 then
         local over = a.of > 0 and l.kind == WINDOW
@@ -1521,7 +1497,7 @@ while true do
         local wanted = mul_div(min(a.cost, l.capacity + l.max_debt), k.unit, 1)
         k.used = min(max(had, most), had + wanted)
         d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
-      elseif cost == 0 then
+      elseif cost == 0 and not late then
         local room = of(k, l, goal)
         local debt = max(room, k.old.v)
         if k.used <= debt then
@@ -1541,30 +1517,6 @@ while true do
       elseif cost > full + r * unit or goal < 0 then
         d.never = true
       else
-        d.retry = until_units(k, l, t, goal)
-      end
-    end
-
-    -- decide_kept_turn is decide_kept for a leaky bucket. lag is that of take_kept.
-    local function decide_kept_turn(l, k, t, a, d, lag)
-      local cost = cost_in(l, l.q, a)
-      if cost < 0 then
-        k.used = k.used - min(k.used, given_units(k, l, k.p, a))
-        d.allowed = true
-        return
-      elseif cost > l.v then
-        d.never = true
-        return
-      end
-      local wait = span(l, t, ceil_div(units(k, l), l.p))
-      local late = a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
-      local goal = cost == 0 and EXACT or l.v - cost
-      if cost == 0 and not late then
-        d.allowed, d.wait = true, wait
-      elseif late and wait <= a.max_wait and units(k, l) <= goal then
-        d.retry = wait - a.max_wait
-      else
-        if a.max_wait > 0 then goal = min(goal, inflow_in(l, a.max_wait)) end
         d.retry = until_units(k, l, t, goal)
       end
     end
@@ -1631,7 +1583,7 @@ while true do
       if l.kind == WINDOW then d.timed = not k.edges end
       local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
       k.room = l.settles and room_since(k.old, s.at, peaks, 1, a.of, had)
-      if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
+      decide_kept(l, k, t, a, d, lag)
       if l.settles then peaks = peaked(k.old, peaks, 1, k.now, had, k.used, a.of) end
       d.value = l.v - units(k, l)
       d.remaining = max(0, floor(d.value / l.q))
@@ -1683,19 +1635,6 @@ while true do
       return min(cur, most), min(prev, most)
     end
 
-    -- sliding_retry returns the number of ticks until cost is allowed. cur and prev are the counts of the
-    -- current and the previous window, and e is the number of ticks since the current one began.
-    local function sliding_retry(l, cur, prev, cost, e)
-      local a = l.rate - cur - cost
-      if a >= 0 and prev > 0 then
-        local e2 = l.period - floor(a * l.period / prev)
-        if e2 < l.period then return e2 - e end
-      end
-      local next = l.period - e
-      if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
-      return next
-    end
-
     function take_sliding(l, s, t, a, d)
       local own, last = s.value, s.prev
       local tick = floor(t / l.tick)
@@ -1721,7 +1660,12 @@ while true do
         own, cur = own + cost, cur + cost
         d.allowed = true
       else
-        d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
+        local room, ticks = l.rate - cur - cost, l.period
+        if room >= 0 and prev > 0 then ticks = l.period - floor(room * l.period / prev) end
+        if ticks == l.period and cur > 0 then -- in the next window, which counts cur as the previous count
+          ticks = ticks + max(0, l.period - floor((l.rate - cost) * l.period / cur))
+        end
+        d.retry = span(l, t, ticks - e)
       end
       d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
       d.value = d.remaining
@@ -1867,7 +1811,7 @@ while true do
     end
 
     -- denials_at returns the denials of s that still count now; nil: none.
-    local function denials_at(l, s)
+    function denials_at(l, s)
       local was = s and s.denials
       if not was or l.after == 0 then return nil end
       local n, last = #was, was.till - block(l, was.blocks)
@@ -1906,18 +1850,9 @@ while true do
     end
 
     -- having returns a copy of s with other denials, and without peaks if there are any; s itself if it has these already.
-    local function having(s, denials)
+    function having(s, denials)
       if not s or s.denials == denials then return s end
       return with(s, denials, not denials and s.peaks or nil)
-    end
-
-    -- kept_of_penalized is kept_of for a state with denials.
-    function kept_of_penalized(l, phase, s, a)
-      local is, dry_run = having(s, denials_at(l, s)), a.dry_run or a.free
-      local kept, _, seen = begin(l, phase, is, now)
-      kept = keep(l, is, kept, seen, dry_run)
-      if dry_run then return kept == is and s or having(kept, s and s.denials or nil) end
-      return having(kept, is and is.denials)
     end
 
     -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
@@ -1941,7 +1876,7 @@ while true do
       if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
         blocked(l, phase, is, denials.till, a, d)
         if d.never then return s end
-        return kept_of_penalized(l, phase, s, a)
+        return kept_of(l, phase, s, a)
       end
       local next = take(l, phase, is, a, d, dry_run)
       if dry_run or l.rate == 0 or (a.free and not d.allowed) or (d.never and not takes_denied(l, a)) then
@@ -1958,9 +1893,7 @@ while true do
     end
 
     function pack_denials(denials)
-      local parts = { pack('<dd', denials.blocks, denials.till) }
-      for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
-      return table.concat(parts)
+      return pack('<dd' .. rep('d', #denials), denials.blocks, denials.till, unpack(denials))
     end
 
     function unpack_denials(b, at)

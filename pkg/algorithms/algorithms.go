@@ -262,8 +262,9 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if s.By != l && kind != SlidingWindow && kind != SlidingLog {
 		if l.takeConverted(s, &was, now, at, a, d) {
 			return
+		} else if s.By != l {
+			kind = otherNumbers
 		}
-		kind = otherNumbers
 	}
 	switch kind {
 	case TokenBucket, FixedWindow, LeakyBucket:
@@ -334,7 +335,7 @@ func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen &
 //   - A new bucket gets its initial units.
 //   - A bucket whose Initial is below its Capacity is new again after it was full for a day.
 //   - If s has numbers of another Limit, s.By stays that Limit, and an allowed charge converts them. However, a bucket
-//     whose Initial is below its Capacity is converted at once, and counts as not stored. A full bucket is converted at once.
+//     whose Initial is below its Capacity is converted at once, and counts as not stored.
 //   - If the clock stepped back by up to a minute, the decision has the time of the last charge, so that no units flow
 //     in until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
 //     So a step of the clock neither refills a bucket nor stops its refill for more than a minute.
@@ -368,12 +369,8 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 	case l.sameScale(s.By, hash):
 		s.By = l
 	case !l.startsFilled():
-		l.adoptBalance(s, at, hash)
+		*s, _, _ = l.converted(s, at, hash)
 		return at, false
-	case l.Kind != SlidingWindow && l.Kind != SlidingLog:
-		if next, _, _ := l.converted(s, at, hash); next.Value == l.v && next.Prev == l.v1 {
-			*s = next
-		}
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && s.Open == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at)

@@ -21,7 +21,7 @@ import (
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
 //	retry_after until the same request would be allowed under these rules, if no other request came first
 //
-// A request for a full bucket (used = 0) converts it, too. Before the conversion, used changes in the old numbers: a charge
+// A full bucket (used = 0) is decided in the new numbers. Before the conversion, used changes in the old numbers: a charge
 // adds to used, and a refund subtracts from it. So two processes with different numbers never admit more than the larger limit. The same
 // holds for a limit that is lowered and raised again.
 //
@@ -54,28 +54,46 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 func (l *Limit) converted(s *State, now Micros, hash uint64) (next State, most int64, ok bool) {
 	next = State{By: l, At: l.tickOf(now), Denials: s.Denials, Peaks: l.adoptPeaks(s, hash), Open: s.Open}
 	k := l.consumed(s, now, hash)
-	most, next.Value = k.most, l.v-k.units(l)
+	next.Value = l.convert(&k, k.old.v, l.v)
 	if l.Kind == Guaranteed {
-		k = l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
-		next.Prev = l.v1 - k.units(l)
+		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
+		next.Prev = l.convert(&k1, s.By.v1, l.v1)
 	}
-	return next, most, next.Value >= 0 && next.Prev >= 0
+	if !l.startsFilled() && next.Peaks != nil && next.Peaks.n > 0 {
+		// Without an earlier charge, the bucket would have been at most full now, under both limits.
+		peaks, full := *next.Peaks, l.balance(k.old.v, k.unit, l.v)
+		peaks.push(max(next.At, s.At+l.tick), max(0, full-next.Value))
+		next.Peaks = &peaks
+	}
+	return next, k.most, next.Value >= 0 && next.Prev >= 0
+}
+
+// convert returns what a bucket of l with the consumption k holds. old and full are what it holds when full, in the old
+// numbers and in those of l.
+func (l *Limit) convert(k *kept, old, full int64) int64 {
+	if l.startsFilled() {
+		return full - k.units(l)
+	}
+	return l.balance(old-k.used, k.unit, full)
 }
 
 // takeConverted decides charge a for s, a State in the numbers of another Limit, if that charge converts it: the charge
-// is allowed, and the conversion loses no consumption. Otherwise it reports false. A charge with MaxWait that must wait
-// converts nothing: see decideKept. A denied charge that is made converts the State only if the old numbers cannot express
-// it. was is the stored State, now is the time of the request, and at is the time of its decision.
+// is allowed, and the conversion loses no consumption. Otherwise it reports false. A reservation with MaxWait that must
+// wait converts nothing: see keptGoal. A denied charge that is made converts the State only if the old numbers cannot
+// express it. Of a full bucket, takeConverted decides nothing, and s becomes the converted State. was is the stored State,
+// now is the time of the request, and at is the time of its decision.
 func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decision) bool {
-	if a.Cost == 0 {
+	next, most, ok := l.converted(s, at, a.Hash)
+	if next.Value == l.v && next.Prev == l.v1 {
+		*s = next
 		return false
 	}
-	next, most, ok := l.converted(s, at, a.Hash)
-	if !ok {
+	if !ok || a.Cost == 0 {
 		return false
 	}
 	l.TakeAt(&next, now, a, d)
-	if d.Wait > 0 && a.Reserve && a.MaxWait > 0 || !d.Allowed && (!l.chargesDenied(a) || l.Capacity <= most) {
+	waits := d.Wait > 0 && a.Reserve && a.MaxWait > 0 && l.Kind != LeakyBucket
+	if waits || !d.Allowed && (!l.chargesDenied(a) || l.Capacity <= most) {
 		*d = Decision{}
 		return false
 	}
@@ -85,31 +103,13 @@ func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decis
 	return true
 }
 
-// adoptBalance converts s, written under another Limit of the same Kind, to a State of l at time now. l is a balance.
-func (l *Limit) adoptBalance(s *State, now Micros, hash uint64) {
-	next := State{By: l, At: l.tickOf(now), Denials: s.Denials, Open: s.Open}
-	k := l.consumed(s, now, hash)
-	next.Value = l.balance(k.old.v-k.used, k.unit, l.v)
-	if l.Kind == Guaranteed {
-		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
-		next.Prev = l.balance(s.By.v1-k1.used, k1.unit, l.v1)
-	}
-	if next.Peaks = l.adoptPeaks(s, hash); next.Peaks != nil && next.Peaks.n > 0 {
-		// Without an earlier charge, the bucket would have been at most full now, under both limits.
-		peaks, most := *next.Peaks, l.balance(k.old.v, k.unit, l.v)
-		peaks.push(max(next.At, s.At+l.tick), max(0, most-next.Value))
-		next.Peaks = &peaks
-	}
-	*s = next
-}
-
 // balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of l
 // cannot express becomes the largest that they can.
 func (l *Limit) balance(value, unit, full int64) int64 {
 	if value < 0 {
-		return max(-mulDivCeil(-value, l.Unit(), unit), -l.reach*l.Unit())
+		return max(-mulDivCeil(-value, l.q, unit), -l.reach*l.q)
 	}
-	n, _ := mulDiv(value, l.Unit(), unit)
+	n, _ := mulDiv(value, l.q, unit)
 	return min(full, n)
 }
 
@@ -205,11 +205,11 @@ func (l *Limit) outlived(t Micros) *Limit {
 }
 
 // units returns the consumption in the unit of l, rounded up.
-func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
+func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.q, k.unit) }
 
 // of converts units, an amount in the unit of l, to the unit of k.used. The result is rounded down.
 func (k *kept) of(l *Limit, units int64) int64 {
-	n, _ := mulDiv(units, k.unit, l.Unit())
+	n, _ := mulDiv(units, k.unit, l.q)
 	return n
 }
 
@@ -269,40 +269,28 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, lag Micro
 	}
 	had := k.used
 	k.room = k.old.roomSince(s, a.ChargedAt, had)
-	if l.Kind == LeakyBucket {
-		l.decideKeptTurn(&k, now, a, d, lag)
-	} else {
-		l.decideKept(&k, now, a, d)
-	}
+	l.decideKept(&k, now, a, d, lag)
 	if l.Settles && !a.DryRun {
 		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
 	s.Value, s.At = k.old.v-k.used, k.old.tickOf(k.now)
 	d.Value = l.v - k.units(l)
-	d.Remaining = max(0, floorDiv(d.Value, l.Unit()))
+	d.Remaining = max(0, floorDiv(d.Value, l.q))
 	d.ResetAfter = k.until(l, now, 0)
 }
 
-// decideKept decides charge a for a token bucket or a fixed window. k is the consumption at time now.
-func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
-	unit, full := l.Unit(), l.v
-	cost, r := l.costIn(unit, a), int64(0)
+// decideKept decides charge a for a token bucket, a fixed window or a leaky bucket. k is the consumption at time now, and
+// lag is that of takeKept.
+func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision, lag Micros) {
+	unit, full := l.q, l.v
+	cost, r := l.costIn(a), int64(0)
 	if a.Reserve {
 		r = l.MaxReserved
 	}
 	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that l allows and the old numbers can express
-	goal := full + r*unit - cost                           // a is allowed if the consumption before it is at most goal
-	if a.Reserve {
-		goal = max(min(goal, full), full+reach*unit-cost)
-	}
-	if a.Reserve && a.MaxWait > 0 {
-		// How fast the debt shrinks depends on the limit that charges next. So a charge with MaxWait is allowed only with a
-		// conversion, and when its wait is as short as it can be: 0, unless the cost is above the capacity.
-		if goal = full - cost; goal+l.inflowIn(a.MaxWait) >= 0 {
-			goal = max(0, goal)
-		}
-	}
+	goal, late, denied := l.keptGoal(k, full+r*unit-cost, full+reach*unit-cost, now, a, d, lag)
 	switch {
+	case denied:
 	case cost < 0:
 		if !k.old.windowOver(a, now) {
 			k.giveBack(l, k.p, a)
@@ -314,7 +302,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		wanted, _ := mulDiv(min(a.Cost, l.Capacity+l.MaxDebt), k.unit, 1)
 		k.used = min(most, k.used+wanted)
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
-	case cost == 0:
+	case cost == 0 && !late:
 		debt := max(k.of(l, goal), k.old.v) // more consumption than this is a debt by the old numbers too
 		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
 			d.RetryAfter = k.untilUsed(l, now, debt)
@@ -336,37 +324,39 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// decideKeptTurn is decideKept for a leaky bucket. lag is that of takeKept.
-func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag Micros) {
-	cost := l.costIn(l.q, a)
+// keptGoal returns the largest consumption with which charge a is allowed, and whether its turn in a leaky bucket is later
+// than a accepts. goal is that consumption without a bound on waits, and reached is the one up to which the old numbers can
+// express the charge. If a is denied only until the clock has caught up, keptGoal reports that, and sets d.RetryAfter.
+func (l *Limit) keptGoal(k *kept, goal, reached int64, now Micros, a *Charge, d *Decision, lag Micros) (_ int64, late, denied bool) {
 	switch {
-	case cost < 0:
-		k.giveBack(l, k.p, a)
-		d.Allowed = true
-		return
-	case cost > l.v:
-		d.Never = true
-		return
-	}
-	wait := l.span(now, ceilDiv(k.units(l), l.p))
-	late := a.MaxWait > 0 && wait > 0 && wait+lag > a.MaxWait
-	goal := l.v - cost // the largest consumption that leaves room for the request
-	if cost == 0 {
-		goal = maxExact // it needs no room
-	}
-	switch {
-	case cost == 0 && !late:
-		d.Allowed, d.Wait = true, wait
-	case late && wait <= a.MaxWait && k.units(l) <= goal: // denied only until the clock has caught up
-		d.RetryAfter = wait - a.MaxWait
-	default:
-		if a.MaxWait > 0 {
+	case a.Cost < 0:
+	case l.Kind == LeakyBucket:
+		if a.Cost == 0 {
+			goal = maxExact // it needs no room
+		}
+		used := k.units(l)
+		wait := l.span(now, ceilDiv(used, l.p))
+		late = a.MaxWait > 0 && wait > 0 && wait+lag > a.MaxWait
+		if denied = late && wait <= a.MaxWait && used <= goal; denied {
+			d.RetryAfter = wait - a.MaxWait
+		} else if a.MaxWait > 0 {
 			// Within a tick the wait becomes shorter, but the next tick may begin with the same wait again. So RetryAfter
 			// ends where a tick begins with a wait that is short enough, which is at most a tick too late.
 			goal = min(goal, l.inflowIn(a.MaxWait))
 		}
-		d.RetryAfter = k.until(l, now, goal)
+		if a.Cost == 0 && !late {
+			d.Wait = wait
+		}
+	case a.Reserve && a.MaxWait > 0:
+		// How fast the debt shrinks depends on the limit that charges next. So a charge with MaxWait is allowed only with a
+		// conversion, and when its wait is as short as it can be: 0, unless the cost is above the capacity.
+		if goal = l.v - l.costIn(a); goal+l.inflowIn(a.MaxWait) >= 0 {
+			goal = max(0, goal)
+		}
+	case a.Reserve:
+		goal = max(min(goal, l.v), reached)
 	}
+	return goal, late, denied
 }
 
 // takeKeptPair is takeKept for a guaranteed bucket. It counts the two parts separately, so that a smaller bank

@@ -140,7 +140,7 @@ func (m changing) flown(s Spec, tick, t Micros, hash uint64) (v changing, isKept
 		v.s, v.tick = s, tick
 		return v, false
 	}
-	if sum(v.used).Sign() == 0 { // a full bucket is converted at once
+	if sum(v.used).Sign() == 0 { // a full bucket is decided in the new numbers
 		v.s, v.tick, v.ts = s, tick, t/tick*tick
 		return v, false
 	}
@@ -434,7 +434,7 @@ func (m *changing) decide(s Spec, real Micros, a Charge) (d Decision) {
 	}
 	switch {
 	case a.DryRun, d.Never && !s.TakesDenied, !m.stored && (a.Cost <= 0 || !charges):
-	case (a.Cost == 0 || !charges) && (isKept || !m.stored || alike(s, tick, m.s, m.tick, a.Hash)):
+	case a.Cost == 0 || !charges:
 	default:
 		*m = next
 	}

@@ -10,11 +10,4 @@ type Lease struct {
 }
 
 // Unit returns the amount of State.Value that is one unit (one token).
-func (l *Limit) Unit() int64 {
-	switch l.Kind {
-	case TokenBucket, LeakyBucket, Guaranteed:
-		return l.q
-	case FixedWindow, SlidingWindow, SlidingLog:
-	}
-	return 1
-}
+func (l *Limit) Unit() int64 { return max(1, l.q) }

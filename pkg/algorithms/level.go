@@ -41,7 +41,7 @@ import (
 // is how far the clock is behind it; otherwise lag is 0.
 func (l *Limit) takeLevel(s *State, now Micros, a *Charge, d *Decision, lag Micros) {
 	c := l.clockAt(now, a.Hash)
-	cost, least, first := l.costIn(l.q, a), int64(0), int64(0)
+	cost, least, first := l.costIn(a), int64(0), int64(0)
 	if l.Kind == FixedWindow {
 		first = 1 // a window is full, and allows what it has denied, from its next start at the earliest
 	}
@@ -55,7 +55,7 @@ func (l *Limit) takeLevel(s *State, now Micros, a *Charge, d *Decision, lag Micr
 		value = min(l.v, had+l.refund(s, -cost, l.v-had, now, a))
 		d.Allowed = true
 	case l.beyond(a):
-		value, d.Lost = l.charged(had, l.q, a.Cost)
+		value, d.Lost = l.charged(had, a.Cost)
 		d.Allowed = true
 	case cost <= l.v-least && had-cost >= least:
 		value = had - cost
@@ -116,7 +116,7 @@ func (l *Limit) await(c clock, wait, retry int64, a *Charge, d *Decision, lag Mi
 	if a.MaxWait > 0 {
 		early := c.atMost(l, wait) - a.MaxWait // the time until the rest of the wait is short enough
 		switch {
-		case l.costIn(l.q, a)-l.v > l.inflowIn(a.MaxWait): // it is too long even if the bucket is full
+		case l.costIn(a)-l.v > l.inflowIn(a.MaxWait): // it is too long even if the bucket is full
 			d.Allowed, d.Never, d.RetryAfter = false, true, 0
 		case early+lag > 0:
 			if retry == 0 || c.atMost(l, retry) < early {
@@ -152,19 +152,19 @@ func (l *Limit) flow(value, full, p, steps int64) int64 {
 	return value + int64(lo)
 }
 
-// costIn returns the cost of charge a in 1/unit token. A cost above the largest possible consumption is reduced to just
+// costIn returns the cost of charge a in 1/q token. A cost above the largest possible consumption is reduced to just
 // above it, and a refund as by GiveBack, so that the product cannot overflow.
-func (l *Limit) costIn(unit int64, a *Charge) int64 {
+func (l *Limit) costIn(a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
 	case a.Scaled:
-		return max(-(l.Capacity+l.reach)*unit, min(a.Cost, most*unit+1))
+		return max(-(l.Capacity+l.reach)*l.q, min(a.Cost, most*l.q+1))
 	case a.Cost > most:
-		return most*unit + 1
+		return most*l.q + 1
 	case a.Cost < 0:
-		return -l.GiveBack(a.Cost) * unit
+		return -l.GiveBack(a.Cost) * l.q
 	default:
-		return a.Cost * unit
+		return a.Cost * l.q
 	}
 }
 

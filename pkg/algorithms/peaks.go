@@ -164,12 +164,12 @@ func (p *Peaks) closest(room int64) (i int) {
 	return i
 }
 
-// charged returns what a bucket with the given value holds after a settlement charges cost. The charge does
-// not take the bucket below -MaxDebt; lost is the number of units not charged, rounded up. value and next are in
-// 1/unit token, cost is in units.
-func (l *Limit) charged(value, unit, cost int64) (next, lost int64) {
-	next = max(min(value, -l.MaxDebt*unit), value-min(cost, l.Capacity+l.MaxDebt)*unit)
-	return next, min(cost, maxExact) - (value-next)/unit
+// charged returns what a bucket with the given value holds after a settlement charges cost. The charge does not take the
+// bucket below -MaxDebt; lost is the number of units not charged, rounded up. value and next are in 1/q token, cost is in
+// units.
+func (l *Limit) charged(value, cost int64) (next, lost int64) {
+	next = max(min(value, -l.MaxDebt*l.q), value-min(cost, l.Capacity+l.MaxDebt)*l.q)
+	return next, min(cost, maxExact) - (value-next)/l.q
 }
 
 // roomSince returns the smallest amount by which a bucket was below full at any moment since a charge at the time

@@ -39,7 +39,14 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 		cur += cost
 		d.Allowed = true
 	default:
-		d.RetryAfter = l.span(now, l.slidingRetry(cur, prev, cost, e))
+		room, ticks := l.Rate-cur-cost, l.period
+		if room >= 0 && prev > 0 {
+			ticks -= room * l.period / prev
+		}
+		if ticks == l.period && cur > 0 { // in the next window, which counts cur as the previous count
+			ticks += max(0, l.period-(l.Rate-cost)*l.period/cur)
+		}
+		d.RetryAfter = l.span(now, ticks-e)
 	}
 	d.Remaining = max(0, floorDiv((l.Rate-cur)*l.period-prev*left, l.period))
 	d.Value = d.Remaining
@@ -60,19 +67,4 @@ func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	}
 	most := maxExact / 3 / l.period
 	return min(s.Value, most), min(s.Prev, most)
-}
-
-// slidingRetry returns the number of ticks until cost fits. e is the number of ticks since the window
-// started.
-func (l *Limit) slidingRetry(cur, prev, cost, e int64) int64 {
-	if a := l.Rate - cur - cost; a >= 0 && prev > 0 {
-		if e2 := l.period - a*l.period/prev; e2 < l.period {
-			return e2 - e
-		}
-	}
-	next := l.period - e
-	if cur > 0 {
-		next += max(0, l.period-(l.Rate-cost)*l.period/cur)
-	}
-	return next
 }
