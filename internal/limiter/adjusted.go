@@ -354,22 +354,15 @@ func (c *Call) allowUnlimited(r *Result) bool {
 // deniedByBlock denies a request without charging it if an operator blocks one of its keys. It reports
 // whether it did. An operator who inspects buckets is not denied, and gets their state.
 func (c *Call) deniedByBlock() bool {
-	blocked := false
 	for i := range c.Results {
-		blocked = blocked || c.Results[i].isBlocked()
+		c.blocked = c.blocked || c.Results[i].isBlocked()
 	}
-	if c.blocked = blocked; !blocked || c.Inspect {
-		return false
-	}
-	for i := range c.Results {
-		if r := &c.Results[i]; r.isBlocked() {
-			r.Outcome, r.charge = Denied, noCharge
+	return c.blocked && !c.Inspect && c.deny(func(r *Result) bool {
+		if r.isBlocked() {
 			r.block(c.adjusted.now())
-		} else if r.charge == toCharge && !r.settle {
-			r.Outcome, r.charge = Replaced, noCharge
 		}
-	}
-	return true
+		return r.isBlocked()
+	})
 }
 
 // neverFits reports whether no bucket of p can ever hold the cost of charge. An adjusted limit that cannot hold it is no

@@ -48,19 +48,7 @@ func (r *Result) hasPayer() bool {
 func (c *Call) payerOf(r *Result) (f Result, ok bool) {
 	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, cell: r.cell, maxWait: r.maxWait}
 	start := len(c.keys)
-	if len(c.Limits) > 0 {
-		key := c.Limits[r.Descriptor].Key
-		c.keys, f.hash = f.Policy.AppendKeyOf(c.keys, key)
-		f.slot = f.Policy.SlotOfKey(key)
-	} else {
-		entries := c.Descriptors[r.Descriptor].Entries
-		c.keys, f.hash = f.Policy.AppendKey(c.keys, entries)
-		f.slot = f.Policy.SlotOf(entries)
-	}
-	f.Key = c.keys[start:]
-	if c.adjusted != nil {
-		c.adjust(&f)
-	}
+	c.locate(&f)
 	if f.isBlocked() {
 		c.keys, c.excepted = c.keys[:start], true
 		return f, false

@@ -33,7 +33,7 @@ type Call struct {
 
 	header   header
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
-	reserves int      // how many Results have a limit with settle that is not in shadow mode
+	reserves int      // how many parts the id of the answer has (inID), and those of shadow limits with slots
 	done     int      // how many Descriptors settle reservations
 	slotID   [16]byte // of the slots; zero if there are none
 	slots    int      // how many charges take slots

@@ -108,16 +108,10 @@ func (c *Call) planLimits(s *Snapshot) error {
 			if named.Count < 0 {
 				return &RequestError{Problem: fmt.Sprintf("limit %q counts requests in flight, so its count must not be negative; return the slot by its id", descriptors.Printable(p.Name))}
 			}
-			c.reserves++
 		}
 		r := Result{Descriptor: i, Policy: p, Cost: named.Count, charge: toCharge}
 		r.reserve, r.maxWait = named.Reserve, named.MaxWait
-		start := len(c.keys)
-		c.keys, r.hash = p.AppendKeyOf(c.keys, named.Key)
-		r.slot = p.SlotOfKey(named.Key)
-		r.Key = c.keys[start:]
-		if c.adjusted != nil {
-			c.adjust(&r)
+		if c.locate(&r); c.adjusted != nil {
 			c.allowUnlimited(&r)
 		}
 		c.Results = append(c.Results, r)
@@ -180,12 +174,7 @@ func (c *Call) apply(i int, p *Policy) {
 		return
 	}
 	start := len(c.keys)
-	c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
-	r.slot = p.SlotOf(d.Entries)
-	r.Key = c.keys[start:]
-	if c.adjusted != nil {
-		c.adjust(r)
-	}
+	c.locate(r)
 	settles := r.Policy.Extras != nil && r.Policy.Extras.Settle != nil // of the adjusted limit
 	if settles && c.header.opened && c.settlesByHeader(r) {
 		c.Results, c.keys = c.Results[:len(c.Results)-1], c.keys[:start]
@@ -197,12 +186,25 @@ func (c *Call) apply(i int, p *Policy) {
 	if c.adjusted != nil && c.allowUnlimited(r) {
 		return
 	}
-	concurrency := r.Policy.Limit.Kind == algorithms.Concurrency
-	if concurrency {
+	if r.Policy.Limit.Kind == algorithms.Concurrency {
 		c.ignoreRefund(r)
 	}
-	if (settles && !r.Policy.Extras.Settle.ByBucket || concurrency) && !r.Policy.Shadow {
-		c.reserves++
+}
+
+// locate finds the bucket of r, and replaces r.Policy if an adjustment is in force for it.
+func (c *Call) locate(r *Result) {
+	p, start := r.Policy, len(c.keys)
+	if len(c.Limits) > 0 {
+		key := c.Limits[r.Descriptor].Key
+		c.keys, r.hash = p.AppendKeyOf(c.keys, key)
+		r.slot = p.SlotOfKey(key)
+	} else {
+		entries := c.Descriptors[r.Descriptor].Entries
+		c.keys, r.hash = p.AppendKey(c.keys, entries)
+		r.slot = p.SlotOf(entries)
+	}
+	if r.Key = c.keys[start:]; c.adjusted != nil {
+		c.adjust(r)
 	}
 }
 
@@ -242,6 +244,12 @@ func (c *Call) charge() {
 		c.excepted = true
 		return
 	}
+	c.reserves = 0
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == toCharge && c.inID(r.Policy) {
+			c.reserves++
+		}
+	}
 	if c.reserves > 0 && (c.deniedByReserves() || c.deniedByReturns()) {
 		return
 	}
@@ -265,6 +273,21 @@ func (c *Call) charge() {
 			c.addAlone(r)
 		}
 	}
+}
+
+// deny denies c without a charge if denies returns true for a Result that is to be charged. It reports whether it did.
+func (c *Call) deny(denies func(*Result) bool) (denied bool) {
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == toCharge && !r.settle && denies(r) {
+			r.Outcome, r.charge, denied = Denied, noCharge, true
+		}
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; denied && r.charge == toCharge && !r.settle {
+			r.Outcome, r.charge = Replaced, noCharge
+		}
+	}
+	return denied
 }
 
 // IsTogether reports whether r is charged in one group with other limits of the request. For named limits, the

@@ -119,7 +119,6 @@ type Settlement struct {
 
 	charge int
 	cell   uint64 // the number of its estimate; 0 means that none is learned
-	key    uint64 // a hash of the bucket's key; 0 without an estimate
 	times  int64
 }
 
@@ -261,28 +260,25 @@ func (c *Call) updateEstimates() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
 		if s.cell != 0 && !s.Unknown && !s.Repeated && !s.Failed() && s.Policy.Extras.Settle.Learn != nil {
-			c.config.Estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, c.config.Now(), s.Real/s.times)
+			key := maphash.Bytes(bucketSeed, c.charges[s.charge].Key)
+			c.config.Estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, key, c.config.Now(), s.Real/s.times)
 		}
 	}
 }
 
-// deniedByReserves denies a request that matches more limits with settle than one id can contain. Nothing
-// is charged then. It reports whether it did.
+// inID reports whether the id of an answer has a part for a Result of p. Shadow limits get what room is left.
+func (c *Call) inID(p *Policy) bool {
+	s := p.Extra().Settle
+	return !p.Shadow && (p.Limit.Kind == algorithms.Concurrency || s != nil && !s.ByBucket && len(c.Limits) == 0)
+}
+
+// deniedByReserves denies a request that matches more limits than one id has room for. Nothing is charged then. It reports
+// whether it did.
 func (c *Call) deniedByReserves() bool {
-	if c.reserves <= MaxReserved {
-		return false
-	}
-	for i := range c.Results {
-		r := &c.Results[i]
-		switch {
-		case r.charge != toCharge || r.settle:
-		case (r.Policy.Extra().Settle != nil || r.Policy.Limit.Kind == algorithms.Concurrency) && !r.Policy.Shadow:
-			r.Outcome, r.charge, r.Decision.Never = Denied, noCharge, true
-		default:
-			r.Outcome, r.charge = Replaced, noCharge
-		}
-	}
-	return true
+	return c.reserves > MaxReserved && c.deny(func(r *Result) bool {
+		r.Decision.Never = c.inID(r.Policy)
+		return r.Decision.Never
+	})
 }
 
 // IsDone reports whether c settles reservations and does nothing else.
@@ -461,9 +457,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 	late, storedFor := part.terms(p, now)
 	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: late, charge: len(c.charges)}
 	s.Real, s.Unknown = realCost(p.Extra().Settle, part, real), real < 0
-	if s.cell, s.times = part.Cell, part.Times; s.cell != 0 {
-		s.key = maphash.Bytes(bucketSeed, r.Key)
-	}
+	s.cell, s.times = part.Cell, part.Times
 	if r.Cost = s.Real - s.Reserved; s.Late {
 		r.Cost = max(0, r.Cost)
 	}
@@ -572,11 +566,7 @@ func (c *Call) settleByBucket(i int) {
 	c.addAlone(r)
 	terms := r.Policy.Extras.Settle
 	estimate, _ := c.config.estimate(terms, r.cell) // only the bucket knows what was reserved; this is near it
-	s := Settlement{
+	c.Settlements = append(c.Settlements, Settlement{
 		Policy: r.Policy, Descriptor: r.Descriptor, Reserved: terms.Reserves(estimate, 0), Real: r.Cost, charge: r.charge, cell: r.cell, times: 1,
-	}
-	if s.cell != 0 {
-		s.key = maphash.Bytes(bucketSeed, r.Key)
-	}
-	c.Settlements = append(c.Settlements, s)
+	})
 }

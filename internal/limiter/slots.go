@@ -312,18 +312,11 @@ func (c *Call) cannotReturn(p *Policy) bool {
 
 // deniedByReturns denies a request whose slots nobody could return. Nothing is charged then. It reports whether it did.
 func (c *Call) deniedByReturns() bool {
-	denied := false
-	for i := range c.Results {
-		if r := &c.Results[i]; r.charge == toCharge && !r.Policy.Shadow && c.cannotReturn(r.Policy) {
-			r.Outcome, r.charge, r.Decision.Never, r.NoReturn, denied = Denied, noCharge, true, true, true
-		}
-	}
-	for i := range c.Results {
-		if r := &c.Results[i]; denied && r.charge == toCharge && !r.settle {
-			r.Outcome, r.charge = Replaced, noCharge
-		}
-	}
-	return denied
+	return c.deny(func(r *Result) bool {
+		r.NoReturn = !r.Policy.Shadow && c.cannotReturn(r.Policy)
+		r.Decision.Never = r.NoReturn
+		return r.NoReturn
+	})
 }
 
 // tookSlot reports whether r, one of c's Results, took a slot, and is the first one of its charge.
@@ -369,9 +362,7 @@ func (c *Call) slotPart(r *Result) ReservedPart {
 }
 
 // HasSlots reports whether c, which is answered, has taken slots, so that its id contains them.
-func (c *Call) HasSlots() bool { return c.slots > 0 && c.tookSlots() }
-
-func (c *Call) tookSlots() bool {
+func (c *Call) HasSlots() bool {
 	for range c.Slots() {
 		return true
 	}
@@ -434,10 +425,8 @@ func (l *Limiter) returnResult(c *Call, r *Result, reporter SlotReporter) {
 // ReturnSlotsOf returns the slots of c, which is answered, because the answer was not used. It does not wait for the
 // store.
 func (l *Limiter) ReturnSlotsOf(c *Call, reporter SlotReporter) {
-	for i := range c.Results {
-		if r := &c.Results[i]; c.slots > 0 && !c.Denied && !c.WouldDeny && c.tookSlot(r) {
-			l.returnResult(c, r, reporter)
-		}
+	for i := range c.Slots() {
+		l.returnResult(c, &c.Results[i], reporter)
 	}
 }
 
