@@ -88,7 +88,7 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	clear(b.known)
 	b.inner.Charges, b.inner.Decisions, b.inner.Known = b.charges, b.decisions, b.known
 	b.inner.Deadline, b.inner.Source = deadline, source
-	b.limiter.store.Submit(&b.inner)
+	b.limiter.config.store.Submit(&b.inner)
 }
 
 // Known reports whether c can be finished before done: the store has already decided c, or nothing is charged

@@ -38,9 +38,8 @@ type Call struct {
 	slotID   [16]byte // of the slots; zero if there are none
 	slots    int      // how many charges take slots
 	returns  []slotReturn
-	locals   []backend.Charge // the returns of slots in Local
-	together int              // the Charge.Group of the limits that are charged together
-	groups   int              // the last used Charge.Group
+	together int // the Charge.Group of the limits that are charged together
+	groups   int // the last used Charge.Group
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -256,7 +255,7 @@ func (c *Call) Reset() {
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements, c.SlotOutcomes = results, statuses, settlements, outcomes
 	c.reserves, c.done, c.together, c.groups, c.header.opened = 0, 0, 0, 0, false
-	c.slotID, c.slots, c.returns, c.locals = [16]byte{}, 0, c.returns[:0], nil
+	c.slotID, c.slots, c.returns = [16]byte{}, 0, c.returns[:0]
 	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false
 }

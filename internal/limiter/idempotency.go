@@ -63,7 +63,7 @@ func (l *Limiter) isRepeat(ctx context.Context, c *Call) bool {
 	}
 	first.decisions = make([]backend.Decision, len(first.charges))
 	first.dryRun()
-	backend.Take(ctx, l.store, first.charges, first.decisions)
+	backend.Take(ctx, l.config.store, first.charges, first.decisions)
 	if !first.decisions[0].Replayed {
 		return false
 	}

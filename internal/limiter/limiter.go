@@ -47,7 +47,7 @@ type Config struct {
 	IDs IDs
 	// Estimates learns the costs of requests. nil means that limits keep their configured estimate.
 	Estimates Estimates
-	// Repeater submits the returns and renewals of slots for which no caller waits. nil submits each of them once.
+	// Repeater submits the returns and renewals of slots for which no caller waits. nil submits each of them once, and waits.
 	Repeater Repeater
 	// Process is different for each process if the store, or Local, belongs to one process only. It is 0 if slots need no
 	// origin.
@@ -59,6 +59,7 @@ type Config struct {
 	// calls, all of them have this deadline. nil means that each call has its full time.
 	Deadline func() time.Time
 
+	store backend.Store
 	slots *slotCounters
 }
 
@@ -74,7 +75,6 @@ type Modes struct {
 
 // Limiter answers Calls with the current Snapshot.
 type Limiter struct {
-	store   backend.Store
 	config  Config
 	current atomic.Pointer[inUse] // replaced as a whole, under mu; immutable
 
@@ -86,10 +86,8 @@ type Limiter struct {
 
 // New returns a Limiter without a Snapshot.
 func New(store backend.Store, c Config) *Limiter {
-	if c.slots = (&slotCounters{}); c.Repeater == nil {
-		c.Repeater = submitOnce{}
-	}
-	return &Limiter{store: store, config: c}
+	c.store, c.slots = store, &slotCounters{}
+	return &Limiter{config: c}
 }
 
 // Swap uses s for all Calls that start from now on.
@@ -177,12 +175,12 @@ func (l *Limiter) take(ctx context.Context, c *Call) error {
 	if c.IdempotencyKey.ID != "" { // the first group shows whether the ID belongs to another request; then no other group is charged
 		first = backend.GroupLen(c.charges)
 	}
-	backend.Take(ctx, l.store, c.charges[:first], c.decisions[:first])
+	backend.Take(ctx, l.config.store, c.charges[:first], c.decisions[:first])
 	if err := c.refused(); err != nil {
 		return err
 	}
 	if first < n {
-		backend.Take(ctx, l.store, c.charges[first:], c.decisions[first:])
+		backend.Take(ctx, l.config.store, c.charges[first:], c.decisions[first:])
 	}
 	if mistake {
 		c.answerMistake()

@@ -249,7 +249,7 @@ func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge)
 	if err := l.markReset(ctx, &charge); err != nil {
 		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
 	}
-	if err := backend.ResetBucket(ctx, l.store, charge); err != nil {
+	if err := backend.ResetBucket(ctx, l.config.store, charge); err != nil {
 		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
 	}
 	return nil

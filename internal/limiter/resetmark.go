@@ -46,7 +46,7 @@ func (l *Limiter) markReset(ctx context.Context, c *backend.Charge) error {
 	mark := resetMarkOf(c)
 	mark.Terms.Cost = 1
 	var d [1]backend.Decision
-	backend.Take(ctx, l.store, []backend.Charge{mark}, d[:])
+	backend.Take(ctx, l.config.store, []backend.Charge{mark}, d[:])
 	return d[0].Err
 }
 
@@ -66,7 +66,7 @@ func (l *Limiter) dropRefunds(ctx context.Context, c *Call) error {
 		return nil
 	}
 	decisions := make([]backend.Decision, len(marks))
-	backend.Take(ctx, l.store, marks, decisions)
+	backend.Take(ctx, l.config.store, marks, decisions)
 	for i := range decisions {
 		d, terms := &decisions[i], refunds[i]
 		if d.Err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"slices"
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -63,18 +62,6 @@ type Repeater interface {
 	// each decision, and one for which it returns true is repeated too. Then Repeat calls done with the last decision,
 	// whose Err is set if there was none. Repeat does not block.
 	Repeat(store backend.Store, c *backend.Charge, unless func(*backend.Decision) bool, done func(*backend.Decision))
-}
-
-// submitOnce is the Repeater of a Limiter without another one.
-type submitOnce struct{}
-
-func (submitOnce) Repeat(store backend.Store, c *backend.Charge, _ func(*backend.Decision) bool, done func(*backend.Decision)) {
-	charge := *c
-	charge.Key = slices.Clone(c.Key)
-	store.Submit(&backend.Batch{
-		Charges: []backend.Charge{charge}, Decisions: make([]backend.Decision, 1), Detached: true,
-		Done: func(b *backend.Batch) { done(&b.Decisions[0]) },
-	})
 }
 
 // slotCounters counts slots. All its fields are sums since the start.
@@ -142,14 +129,14 @@ func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotRe
 		if is := charge.Terms.Slot.TTL; ttl == 0 || is < ttl {
 			ttl = is
 		}
-		store := l.config.storeOf(part, l.store)
+		store := l.config.storeOf(part)
 		if store == nil {
 			l.config.slots.end(reporter, SlotForeign)
 			continue
 		}
 		l.config.repeat(store, &charge, nil, reporter)
 		if op == algorithms.ReturnSlot && part.Origin != l.config.originOf(false) {
-			l.returnUnknownTake(&charge)
+			l.config.returnUnknownTake(&charge)
 		}
 	}
 	return ttl
@@ -157,8 +144,8 @@ func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotRe
 
 // returnUnknownTake returns the slot of a charge, which was in Local, to the store too: the store could not decide the
 // request, but may have taken the slot. returnUnknown keeps it if the request has an idempotency key.
-func (l *Limiter) returnUnknownTake(charge *backend.Charge) {
-	l.config.repeat(l.store, charge, nil, ReporterSelf)
+func (c *Config) returnUnknownTake(charge *backend.Charge) {
+	c.repeat(c.store, charge, nil, ReporterSelf)
 }
 
 // returnFormer returns the slots of limits that a reload has removed: those of the ids in c, although no limit of its domain
@@ -197,7 +184,7 @@ func (l *Limiter) Renew(ctx context.Context, r *Reserved) (outcomes []SlotOutcom
 			continue
 		}
 		outcome := SlotForeign
-		if store := l.config.storeOf(part, l.store); store != nil {
+		if store := l.config.storeOf(part); store != nil {
 			charge := slotCharge(&r.ID, part, algorithms.RenewSlot, l.Current().domainOf(r))
 			var d [1]backend.Decision
 			backend.Take(ctx, store, []backend.Charge{charge}, d[:])
@@ -212,12 +199,12 @@ func (l *Limiter) Renew(ctx context.Context, r *Reserved) (outcomes []SlotOutcom
 	return outcomes
 }
 
-// storeOf returns the store that has the slot of part: shared, which is the store of the limiter, or Local. It returns
-// nil if the slot is in the memory of another process.
-func (c *Config) storeOf(part *ReservedPart, shared backend.Store) backend.Store {
+// storeOf returns the store that has the slot of part: that of the limiter, or Local. It returns nil if the slot is in the
+// memory of another process.
+func (c *Config) storeOf(part *ReservedPart) backend.Store {
 	switch part.Origin {
 	case c.originOf(false):
-		return shared
+		return c.store
 	case c.originOf(true):
 		return c.Local
 	default:
@@ -266,7 +253,14 @@ func slotOutcome(op algorithms.SlotOp, d *backend.Decision) SlotOutcome {
 
 func (c *Config) repeat(store backend.Store, charge *backend.Charge, unless func(*backend.Decision) bool, reporter SlotReporter) {
 	op, counters := charge.Terms.Slot.Op, c.slots
-	c.Repeater.Repeat(store, charge, unless, func(d *backend.Decision) { counters.end(reporter, slotOutcome(op, d)) })
+	done := func(d *backend.Decision) { counters.end(reporter, slotOutcome(op, d)) }
+	if c.Repeater == nil {
+		var d [1]backend.Decision
+		backend.Take(context.Background(), store, []backend.Charge{*charge}, d[:])
+		done(&d[0])
+		return
+	}
+	c.Repeater.Repeat(store, charge, unless, done)
 }
 
 // addSlot makes terms, those of a charge of p, take a slot. A limit in shadow mode takes none if the id has no room for
@@ -381,7 +375,7 @@ func (l *Limiter) returnUnknown(c *Call) {
 			continue
 		}
 		back := returnOf(charge)
-		l.config.repeat(l.store, &back, isGone, ReporterSelf)
+		l.config.repeat(l.config.store, &back, isGone, ReporterSelf)
 	}
 }
 
@@ -415,7 +409,7 @@ func (l *Limiter) foldSlots(c *Call) {
 }
 
 func (l *Limiter) returnResult(c *Call, r *Result, reporter SlotReporter) {
-	store, back := l.store, returnOf(&c.charges[r.charge])
+	store, back := l.config.store, returnOf(&c.charges[r.charge])
 	if r.local {
 		store = l.config.Local
 	}
@@ -449,7 +443,7 @@ func (c *Call) planReturn(i int, id *[16]byte, part *ReservedPart) {
 		var d [1]backend.Decision
 		backend.Take(context.Background(), c.config.Local, []backend.Charge{back}, d[:])
 		c.slotEnded(slotOutcome(algorithms.ReturnSlot, &d[0]))
-		c.locals = append(c.locals, back)
+		c.config.returnUnknownTake(&back)
 	default:
 		c.slotEnded(SlotForeign)
 	}
@@ -472,12 +466,9 @@ func (c *Call) reporter() SlotReporter {
 // repeatReturns repeats the returns of a settlement that the store did not decide in time. They do not depend on the
 // sender of the settlement, which may have given up.
 func (l *Limiter) repeatReturns(c *Call) {
-	for i := range c.locals {
-		l.returnUnknownTake(&c.locals[i])
-	}
 	for _, r := range c.returns {
 		if c.decisions[r.charge].Err != nil {
-			l.config.repeat(l.store, &c.charges[r.charge], nil, c.reporter())
+			l.config.repeat(l.config.store, &c.charges[r.charge], nil, c.reporter())
 		}
 	}
 }
