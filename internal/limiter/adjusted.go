@@ -41,33 +41,24 @@ type match struct {
 
 // of returns the change for the key of r, or nil. A settlement has no values, and no adjustment of a value.
 func (m *match) of(c *Call, r *Result) *change {
-	switch {
-	case r.settle:
+	if r.settle {
 		return nil
-	case len(c.Limits) > 0: // such a key has no names, so those of a descriptor with as many values count
-		key := c.Limits[r.Descriptor].Key
-		if !r.Policy.Whole {
-			if i, has := m.positions[len(key)]; has {
-				return m.byValue[key[i]]
-			}
+	}
+	var room [8]string
+	key := c.AppendValues(room[:0], r)
+	if !r.Policy.Whole {
+		at, has := m.positions[len(key)]
+		if len(c.Limits) == 0 { // otherwise the key has no names, so those of a descriptor with as many values count
+			at = slices.Index(r.Policy.Extra().OpenKeys, m.entry)
+			has = at >= 0
+		}
+		if !has {
 			return nil
 		}
-		for i := 0; i+1 < len(key); i += 2 {
-			if one := m.byValue[key[i+1]]; key[i] == m.entry && one != nil {
-				return one
-			}
-		}
-		return nil
+		return m.byValue[key[at]]
 	}
-	entries := c.Descriptors[r.Descriptor].Entries
-	if !r.Policy.Whole {
-		if i := slices.Index(r.Policy.Extra().OpenKeys, m.entry); i >= 0 {
-			return m.byValue[entries[r.Policy.Open[i]].Value]
-		}
-		return nil
-	}
-	for i := range entries {
-		if one := m.byValue[entries[i].Value]; entries[i].Key == m.entry && one != nil {
+	for i := 0; i+1 < len(key); i += 2 {
+		if one := m.byValue[key[i+1]]; key[i] == m.entry && one != nil {
 			return one
 		}
 	}
