@@ -15,6 +15,7 @@ func (c *Call) fold() {
 	c.foldReturns()
 	c.deniedUntilExpiry()
 	quotas, quotasDenied := 0, 0
+	denied, quotaFailed := false, false // a limit denies by itself without an error to answer (failed); a quota limit only with one
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge >= 0 {
@@ -32,13 +33,11 @@ func (c *Call) fold() {
 			r.Outcome, r.Decision.Never = Denied, true
 		}
 		denies := r.Outcome.Denies()
-		if c.isQuota(r) {
-			quotas++
-			if denies {
-				quotasDenied++
-			}
-		} else if denies {
-			c.Denied = true
+		failed := denies && r.Decision.Err != nil && r.Policy.OnFailure == Error
+		if !c.isQuota(r) {
+			c.Denied, denied = c.Denied || denies, denied || denies && !failed
+		} else if quotas++; denies {
+			quotasDenied, quotaFailed = quotasDenied+1, quotaFailed || failed
 		}
 		c.updateStatus(i)
 	}
@@ -54,7 +53,7 @@ func (c *Call) fold() {
 	if c.config.Modes.Shadow && !c.blocked {
 		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
-	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
+	if c.Err != nil && (!c.Denied || denied || c.quotasDeny && !quotaFailed) {
 		c.Err = nil // the error changes nothing, or could make a proxy allow a request that other limits deny
 	}
 	if c.Denied {
@@ -127,24 +126,6 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	default: // on_backend_failure is deny, or it is local and the local bucket could not decide either
 		return FailedDenied
 	}
-}
-
-// deniedOtherwise reports whether limits deny the request even without the limits with "on_backend_failure:
-// error". One limit may deny it by itself, or all quota limits together. quotas is the number of quota limits.
-func (c *Call) deniedOtherwise(quotas int) bool {
-	quotasDenied := 0
-	for i := range c.Results {
-		r := &c.Results[i]
-		answersError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == Error
-		if !r.Outcome.Denies() || answersError {
-			continue
-		}
-		if !c.isQuota(r) {
-			return true
-		}
-		quotasDenied++
-	}
-	return quotas > 0 && quotasDenied == quotas
 }
 
 // updateStatus makes Result i the Status of its descriptor if Result i is more restrictive than the current
