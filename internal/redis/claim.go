@@ -10,7 +10,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -31,35 +30,20 @@ const (
 	answered = 'a'
 )
 
-type claims struct {
-	client   goredis.UniversalClient
-	keys     keys
-	undos    *stores.Undos
-	timeout  time.Duration // used if a batch has no deadline
-	spawn    func(f func())
-	panicked func(value any)
-	clock    clock.Clock
-	random   func(p []byte)
-	underway *atomic.Int64 // the number of groups that are being charged with a claim
-	// senderOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit
-	// breaker of that sender also applies to claims.
-	senderOf func(bucket *backend.Charge) *sender
-}
-
 // maxClaims bounds the groups that are charged with a claim at the same time.
 const maxClaims = 1024
 
 // Claimed implements stores.Claimer.
-func (c claims) Claimed(next backend.Store, undos *stores.Undos) backend.Store {
-	s := &claimedStore{c, next, []*stores.Undos{c.undos}}
-	if undos != c.undos {
-		s.returns = append(s.returns, undos)
+func (s *Store) Claimed(next backend.Store, undos *stores.Undos) backend.Store {
+	c := &claimedStore{s, next, []*stores.Undos{s.undos}}
+	if undos != s.undos {
+		c.returns = append(c.returns, undos)
 	}
-	return s
+	return c
 }
 
 type claimedStore struct {
-	claims
+	*Store
 	next    backend.Store
 	returns []*stores.Undos // these return slots that next has taken
 }
@@ -119,7 +103,7 @@ func (g *claimedGroup) run() {
 		return err
 	}
 	err := error(nil)
-	if l := g.senderOf(g.keys.claimCharge(g.once)); l == nil {
+	if l := g.senderTo(g.keys.claimCharge(g.once)); l == nil {
 		err = claim()
 	} else {
 		err = l.guard(ctx, claim) // while the circuit of the server is open, the claim fails at once
@@ -191,7 +175,7 @@ func (g *claimedGroup) store(answer []byte) {
 
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
-		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
+		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.config.Timeout))
 	}
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
@@ -199,7 +183,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 func (g *claimedGroup) end(err error) {
 	defer func() {
 		if p := recover(); p != nil { // a panic in Done must not affect other batches
-			g.panicked(p)
+			g.config.Panicked(p)
 		}
 	}()
 	g.underway.Add(-1)
@@ -214,16 +198,16 @@ func (g *claimedGroup) end(err error) {
 
 // replaceLater runs replace in the background. If too many calls run there already, it does nothing, and the claim
 // stays. The caller may reuse the memory of the idempotency key after the call.
-func (c claims) replaceLater(once *backend.IdempotencyKey, claim string, answer []byte) {
-	if !c.undos.Begin() {
+func (s *Store) replaceLater(once *backend.IdempotencyKey, claim string, answer []byte) {
+	if !s.undos.Begin() {
 		return
 	}
 	own := *once
-	c.spawn(func() {
-		defer c.undos.End()
-		ctx, cancel := context.WithDeadline(context.Background(), c.clock.Now().Add(c.undos.Timeout()))
+	s.spawn(func() {
+		defer s.undos.End()
+		ctx, cancel := context.WithDeadline(context.Background(), s.clock.Now().Add(s.undos.Timeout()))
 		defer cancel()
-		_ = c.replace(ctx, &own, claim, answer)
+		_ = s.replace(ctx, &own, claim, answer)
 	})
 }
 
@@ -236,22 +220,22 @@ if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
-func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, claim string, answer []byte) error {
-	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, claim, answer, lifetime(once)).Err()
+func (s *Store) replace(ctx context.Context, once *backend.IdempotencyKey, claim string, answer []byte) error {
+	return replaceClaim.Run(ctx, s.client, []string{s.keys.claim(once)}, claim, answer, lifetime(once)).Err()
 }
 
-func (c claims) newClaim(once *backend.IdempotencyKey) string {
+func (s *Store) newClaim(once *backend.IdempotencyKey) string {
 	var by [16]byte
-	c.random(by[:])
+	s.random(by[:])
 	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
 // claim writes own, the claim of this call, under the ID, if the ID has no value yet. It returns the value that the ID
 // has afterwards: own, or what another call wrote before.
-func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, own string) (stored string, err error) {
-	name := c.keys.claim(once)
+func (s *Store) claim(ctx context.Context, once *backend.IdempotencyKey, own string) (stored string, err error) {
+	name := s.keys.claim(once)
 	var get *goredis.StringCmd
-	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
+	_, err = s.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
 		pipe.SetNX(ctx, name, own, lifetimeDuration(once)) // go-redis may send it twice without harm
 		get = pipe.Get(ctx, name)
 		return nil
@@ -294,7 +278,7 @@ func lifetimeDuration(once *backend.IdempotencyKey) time.Duration {
 
 // claim returns the Redis key of a claim. Its slot depends only on the ID, so all processes find the claim.
 func (k keys) claim(once *backend.IdempotencyKey) string {
-	return string(k.append(nil, k.claimCharge(once)))
+	return k.name(k.claimCharge(once))
 }
 
 // claimCharge returns a charge whose bucket has the Redis key of a claim.

@@ -11,7 +11,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -22,23 +21,17 @@ import (
 // A group whose buckets are in different slots cannot be charged in one step. It is charged in parts
 // (stores.Parts).
 type cluster struct {
+	*Store
+
 	client  *goredis.ClusterClient
 	masters Masters // client, or those of a simulation
-	clock   clock.Clock
-	spawn   func(f func())
-	keys    keys
-	sum     uint16 // keys.sum(), computed once
-	timeout time.Duration
-	sender  func(addr string, at func(addr string) *node) (backend.Store, *node)
-	undos   *stores.Undos
 
 	router                  *stores.Router
 	shards                  *shardStore
 	inSlots, inShards, once stores.Route // routes of groups that need several steps: several slots, shards, an idempotency key
 
-	mu      sync.Mutex
-	senders map[string]*senderTo // by address; this and the following fields are guarded by mu
-	closed  bool
+	workMu sync.Mutex
+	ended  bool // guarded by workMu: no work begins
 
 	layout    atomic.Pointer[layout]
 	known     atomic.Bool           // the layout has been read at least once
@@ -56,18 +49,11 @@ type Masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// senderTo has the senders to one node.
-type senderTo struct {
-	stores.Route
-
-	node *node
-}
-
 // layout has the sender of each slot that was used since the last reload. A reload replaces the layout with an empty
 // one. Its slots are filled one by one, with the master that go-redis names.
 type layout struct {
 	made    time.Time
-	senders [slots]atomic.Pointer[senderTo]
+	senders [slots]atomic.Pointer[serverSenders]
 }
 
 const (
@@ -79,44 +65,41 @@ const (
 	reloadTimeout = time.Second
 )
 
-func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, at func(addr string) *node) (backend.Store, *node), claims claims) *cluster {
-	s := &cluster{
-		client: client, masters: client, clock: claims.clock, spawn: func(f func()) { go f() },
-		keys: k, sum: k.sum(), timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
-	}
+func newCluster(of *Store, client *goredis.ClusterClient) *cluster {
+	s := &cluster{Store: of, client: client, masters: client}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: s.clock.Now()})
 	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
-	s.shards = newShardStore(s.router, c.Clock)
-	if c.Machine != nil {
-		s.masters = c.Machine.Masters(client)
-		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Machine.Go, s.clock.Now, c.Machine.Below
+	s.shards = newShardStore(s.router, s.config.Clock)
+	if m := s.config.Machine; m != nil {
+		s.masters = m.Masters(client)
+		s.shards.memory.clock, s.shards.memory.random = s.clock.Now, m.Below
 	}
 	s.inShards.Store = s.shards
 	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)
-	s.once.Store = claims.Claimed(s.router, s.undos)
+	s.once.Store = s.Claimed(s.router, s.undos)
 	return s
 }
 
 func (c *cluster) close() {
-	c.mu.Lock()
-	c.closed = true
-	c.mu.Unlock()
+	c.workMu.Lock()
+	c.ended = true
+	c.workMu.Unlock()
 	c.end()
 	c.work.Wait()
 }
 
 func (c *cluster) background(f func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
+	c.workMu.Lock()
+	defer c.workMu.Unlock()
+	if !c.ended {
 		c.work.Add(1)
 		c.spawn(func() {
 			defer c.work.Done()
 			f()
 		})
 	}
-	return !c.closed
+	return !c.ended
 }
 
 func (c *cluster) Submit(b *backend.Batch) {
@@ -134,15 +117,15 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	if len(group) > maxGroup {
 		return &tooLarge
 	}
-	slot := c.slotOf(&group[0])
+	slot := c.keys.slot(&group[0])
 	single := len(group[0].Shards) == 0
 	for i := 1; i < len(group) && single; i++ {
-		single = len(group[i].Shards) == 0 && c.slotOf(&group[i]) == slot
+		single = len(group[i].Shards) == 0 && c.keys.slot(&group[i]) == slot
 	}
 	switch {
 	case single:
 		if sender := c.layout.Load().senders[slot].Load(); sender != nil {
-			return &sender.Route
+			return &sender.route
 		}
 		return c.findSender(slot, &group[0])
 	case group[0].IdempotencyKey != nil:
@@ -162,34 +145,20 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 	if len(charge.Shards) > 0 {
 		return slots + i
 	}
-	return c.slotOf(charge)
+	return c.keys.slot(charge)
 }
-
-func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
 // findSender returns the sender to the master of slot, and stores it in the layout. If the master cannot be found,
 // it returns a Store that refuses all groups. charge is any charge whose bucket is in slot.
 func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	l := c.layout.Load() // loaded first: if a reload replaces the layout meanwhile, an outdated answer must not get into the new one
-	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
+	client, err := c.masters.MasterForKey(c.open, c.keys.name(charge))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
-	sender := c.senderOf(client.Options().Addr)
+	sender := c.sender(client.Options().Addr)
 	l.senders[slot].Store(sender)
-	return &sender.Route
-}
-
-func (c *cluster) senderOf(addr string) *senderTo {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	sender := c.senders[addr]
-	if sender == nil {
-		store, n := c.sender(addr, func(to string) *node { return c.redirected(addr, to) })
-		sender = &senderTo{stores.Route{Store: store}, n}
-		c.senders[addr] = sender
-	}
-	return sender
+	return &sender.route
 }
 
 // redirected returns the node at the address to, to which the node at the address from has redirected a command. It is
@@ -203,7 +172,7 @@ func (c *cluster) redirected(from, to string) *node {
 	if to = net.JoinHostPort(host, port); !isAddress(to) {
 		return nil
 	}
-	return c.senderOf(to).node
+	return c.sender(to).node
 }
 
 // submitUnknown submits b before the layout has been read for the first time. For reloadPause after a failed attempt to read
@@ -226,13 +195,13 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 }
 
 func (c *cluster) readLayout(b *backend.Batch) {
-	end := c.clock.Now().Add(c.timeout)
+	end := c.clock.Now().Add(c.config.Timeout)
 	if !b.Deadline.IsZero() {
 		end = b.Deadline
 	}
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
-	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
+	if _, err := c.masters.MasterForKey(ctx, c.keys.name(&b.Charges[0])); err != nil {
 		repeated := fmt.Errorf("%w (the circuit breaker is open)", err)
 		c.failed.Store(&repeated)
 		c.clock.AfterFunc(reloadPause, func() { c.failed.Store(nil) })

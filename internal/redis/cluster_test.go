@@ -63,7 +63,9 @@ func TestAnUnknownLayoutIsNotReadForEachBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		attempts := 0
 		fails := fakeMasters(func() (*goredis.Client, error) { attempts++; return nil, errNoLayout })
-		c := &cluster{masters: fails, open: t.Context(), timeout: time.Second, clock: clock.System, spawn: func(f func()) { f() }}
+		c := &cluster{masters: fails, open: t.Context(), Store: &Store{
+			config: Config{Timeout: time.Second}, clock: clock.System, spawn: func(f func()) { f() },
+		}}
 		c.reloading.Store(true) // so that nothing is read in the background
 		for i, want := range []int{1, 1, 2} {
 			d := takeAll(submitFunc(c.submitUnknown), limited(1).Charges)
@@ -106,7 +108,7 @@ func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, func(string) *node) (backend.Store, *node) { return nil, nil }}
+	c := &cluster{open: t.Context(), Store: &Store{senders: map[string]*serverSenders{client.Options().Addr: {}}}}
 	moves := false
 	c.masters = fakeMasters(func() (*goredis.Client, error) {
 		if moves {

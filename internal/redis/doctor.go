@@ -92,7 +92,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		return all
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
-	key, _ := n.keys.of(&probe)
+	key := s.keys.name(&probe)
 	ofLedger, ofLimits := refused(ctx, client, key, ledgerCommands), limitCommands
 	if s.cluster != nil {
 		ofLimits += clusterCommands

@@ -119,7 +119,7 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 }
 
 func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
-	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // this spawn runs nothing, so claims stay in flight
+	c := &Store{spawn: func(func()) {}} // this spawn runs nothing, so claims stay in flight
 	c.underway.Store(maxClaims - 1)
 	limit := sharded(t, windowSpec(30), 3, "a").Limit
 	charges := make([]backend.Charge, 2)

@@ -31,7 +31,7 @@ func startCluster(t *testing.T, args ...string) underCluster {
 
 // master returns the number of the master that has q's buckets at the start.
 func (c underCluster) master(q *loadRequest) int {
-	_, slot := c.store.cluster.keys.of(&q.charges[0])
+	slot := c.store.keys.slot(&q.charges[0])
 	n := len(c.cluster.Masters)
 	for i := range n {
 		if slot < (i+1)*slots/n {
@@ -129,7 +129,7 @@ func TestFaultClusterReshard(t *testing.T) {
 	at := time.Now()
 	moved := map[int]bool{}
 	for _, q := range c.requests {
-		_, slot := c.store.cluster.keys.of(&q.charges[0])
+		slot := c.store.keys.slot(&q.charges[0])
 		if moved[slot] {
 			continue
 		}

@@ -15,7 +15,10 @@ import (
 // only on the tag.
 type keys struct {
 	prefix string // contains no braces
+	sum    uint16 // the checksum of the part of a name before the key, for a name without a tag
 }
+
+func newKeys(prefix string) keys { return keys{prefix, crc(0, prefix+"{}")} }
 
 const slots = 16384
 
@@ -27,30 +30,17 @@ func (k keys) append(dst []byte, c *backend.Charge) []byte {
 	return append(append(dst, '}'), c.Key...)
 }
 
-// slot returns the slot of c's bucket. name is the bucket's name; it is not needed if c has a Slot.
-func (keys) slot(c *backend.Charge, name []byte) int {
+// name returns the name of c's bucket.
+func (k keys) name(c *backend.Charge) string { return string(k.append(nil, c)) }
+
+// slot returns the slot of c's bucket.
+func (k keys) slot(c *backend.Charge) int {
 	if c.Slot != 0 {
 		var tag [16]byte
 		return slotOf(strconv.AppendUint(tag[:0], c.Slot, 36))
 	}
-	return slotOf(name)
+	return int(crc(k.sum, c.Key) % slots)
 }
-
-func (k keys) of(c *backend.Charge) (key string, slot int) {
-	name := k.append(nil, c)
-	return string(name), k.slot(c, name)
-}
-
-// slotOf returns the slot of c's bucket without making its name. sum is k.sum().
-func (k keys) slotOf(c *backend.Charge, sum uint16) int {
-	if c.Slot != 0 {
-		return k.slot(c, nil)
-	}
-	return int(crc(sum, c.Key) % slots)
-}
-
-// sum returns the CRC16 of the part of a name before the key, for a name without a tag.
-func (k keys) sum() uint16 { return crc(crc(0, k.prefix), "{}") }
 
 // appendRecord appends to dst the name under which the answer to c's group is stored. The group has an
 // idempotency key. In a cluster the record is in the slot of the group's buckets, so that one script can use

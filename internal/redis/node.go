@@ -172,7 +172,7 @@ func (n *node) plan(c *call, runs []run, bySlot bool) {
 			starts := i == r.from || charge.Group != charges[i-1].Group
 			if starts {
 				if n.at != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
-					slot = n.keys.slot(charge, f.name)
+					slot = n.keys.slot(charge)
 				}
 				t = f.find(first, slot, bySlot, c.charges)
 			}

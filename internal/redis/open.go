@@ -62,20 +62,26 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 
 // Store is a backend.Store in Redis.
 type Store struct {
-	claims
-	store    backend.Store
-	config   Config
-	name     string // the address of the server, the name of the master, or "cluster"
-	location location
-	cluster  *cluster      // nil if this is not a Cluster
-	pool     nonblock.Pool // runs calls
-	age      atomic.Uint32 // changes when another server becomes the master
+	config    Config
+	location  location
+	name      string // the address of the server, the name of the master, or "cluster"
+	keys      keys
+	clock     clock.Clock
+	spawn     func(f func())
+	random    func(p []byte)
+	pool      nonblock.Pool           // runs calls
+	client    goredis.UniversalClient // makes the calls that charge nothing
+	options   *goredis.Options        // of the connections
+	store     backend.Store           // cluster, or the senders to the server
+	cluster   *cluster                // nil if this is not a Cluster
+	sentinels *sentinels              // nil without Sentinels
+	age       atomic.Uint32           // changes when another server becomes the master
+	undos     *stores.Undos
+	underway  atomic.Int64 // the number of groups that are being charged with a claim
 
-	sentinels *sentinels // nil without Sentinels
-
-	sendersMu       sync.Mutex
-	sendersByServer map[string]*serverSenders // by the address of the server or the name of the master; guarded by sendersMu
-	sendersClosed   bool                      // guarded by sendersMu
+	mu      sync.Mutex
+	senders map[string]*serverSenders // by the address of the server or the name of the master; guarded by mu
+	closed  bool                      // guarded by mu
 }
 
 // Open makes a Store. It does not wait for Redis: an unreachable server makes the first call fail, not Open.
@@ -96,20 +102,20 @@ func Open(c Config) (*Store, error) {
 	if err := c.consistent(u); err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), location: u, sendersByServer: map[string]*serverSenders{}}
-	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
-	s.clock, s.spawn, s.random = clock.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
+	s := &Store{
+		config: c, location: u, name: cmp.Or(u.addr, u.master, "cluster"), keys: newKeys(c.KeyPrefix), clock: clock.System,
+		random: func(p []byte) { _, _ = rand.Read(p) }, senders: map[string]*serverSenders{}, // rand.Read never fails
+	}
+	s.spawn = s.pool.Go
 	if c.Machine != nil {
 		s.clock, s.spawn, s.random = c.Machine.Clock, c.Machine.Go, c.Machine.Random
 	}
 	s.undos = stores.NewUndos(s.clock, max(100*time.Millisecond, 4*c.Timeout))
-	s.senderOf = s.senderTo
 	universal := c.options(u)
 	o := universal.Simple()
+	s.options = o
 	dial := newDialer(o)
 	o.Dialer = dialer(dial, &s.age)
-	k := keys{prefix: c.KeyPrefix}
-	s.keys = k
 	switch u.form {
 	case "cluster":
 		universal.Dialer = o.Dialer
@@ -117,36 +123,44 @@ func Open(c Config) (*Store, error) {
 		co.NewClient = newClient
 		co.ClusterStateReloadInterval = 2 * time.Second // only a fallback, because errors reload the layout at once
 		client := goredis.NewClusterClient(co)
-		s.client = client
-		s.cluster = newCluster(client, k, c, func(addr string, at func(string) *node) (backend.Store, *node) {
-			to := *o
-			to.Addr = addr
-			w := s.sender(addr, &to, at)
-			return w, w.node
-		}, s.claims)
+		s.client, s.cluster = client, newCluster(s, client)
 		s.store = s.cluster
 	case "sentinel":
-		client := s.newFailoverClient(o, dial, u)
-		s.client = client
-		s.store = s.sender(u.master, o, nil)
+		s.client = s.newFailoverClient(o, dial, u)
+		s.store = s.sender(u.master)
 	default:
 		client := newClient(o)
 		if c.Machine != nil {
 			c.Machine.connect(client, o.Addr)
 		}
 		s.client = client
-		s.store = s.sender(o.Addr, o, nil)
+		s.store = s.sender(o.Addr)
 	}
 	return s, nil
 }
 
-// sender makes the senders to one server. server is its address, or the name of the master. o has the options of the
-// connections. For at, see node.
-func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *node) *serverSenders {
-	w := &serverSenders{}
+// sender returns the senders to one server, and makes them if there are none. server is its address, or the name of the
+// master.
+func (s *Store) sender(server string) *serverSenders {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.senders[server]
+	if w != nil {
+		return w
+	}
+	w = &serverSenders{}
+	w.route.Store = w
+	s.senders[server] = w
+	o := *s.options
+	if s.cluster != nil {
+		o.Addr = server
+	}
 	make := func(timeout time.Duration) *sender {
-		n := s.node(o, w.signOfLife)
-		n.now, n.at = s.config.Clock, at
+		n := s.node(&o, w.signOfLife)
+		n.now = s.config.Clock
+		if s.cluster != nil {
+			n.at = func(to string) *node { return s.cluster.redirected(server, to) }
+		}
 		if real, ok := n.wire.(*wire); ok {
 			w.wires = append(w.wires, real)
 		}
@@ -169,21 +183,18 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 	if n := len(w.wires); n > 0 && s.config.connections == 0 {
 		w.wires[n-1].warm()
 	}
-	s.sendersMu.Lock()
-	defer s.sendersMu.Unlock()
-	if s.sendersClosed {
+	if s.closed {
 		w.close()
 	}
-	s.sendersByServer[server] = w
 	return w
 }
 
 // masterChanged makes all connections outdated.
 func (s *Store) masterChanged() {
 	s.age.Add(1)
-	s.sendersMu.Lock()
-	defer s.sendersMu.Unlock()
-	for _, w := range s.sendersByServer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.senders {
 		w.renew()
 	}
 }
@@ -202,7 +213,8 @@ func (s *Store) node(o *goredis.Options, alive func()) *node {
 	return n
 }
 
-// senderTo implements claims.senderOf.
+// senderTo returns the sender to the server of a bucket, or nil if the server is unknown. Its circuit breaker also applies to
+// claims.
 func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	store := s.store
 	if s.cluster != nil {
@@ -257,11 +269,11 @@ func (s *Store) Close() error {
 	if s.cluster != nil {
 		s.cluster.close()
 	}
-	s.sendersMu.Lock()
-	s.sendersClosed = true
-	sendersByServer := slices.Collect(maps.Values(s.sendersByServer))
-	s.sendersMu.Unlock()
-	for _, w := range sendersByServer { // without the lock, because completing batches may need a sender
+	s.mu.Lock()
+	s.closed = true
+	senders := slices.Collect(maps.Values(s.senders))
+	s.mu.Unlock()
+	for _, w := range senders { // without the lock, because completing batches may need a sender
 		w.close()
 	}
 	if s.sentinels != nil {

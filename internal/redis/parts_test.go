@@ -40,7 +40,7 @@ func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int) {
 	for i := 0; len(charges) < 2; i++ {
 		c := backend.Charge{Key: fmt.Appendf(nil, "%s %d", name, i), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}, Group: i}
-		if _, slot := store.cluster.keys.of(&c); slot < slots/3 {
+		if slot := store.keys.slot(&c); slot < slots/3 {
 			charges, numbers = append(charges, c), append(numbers, slot)
 		}
 	}
@@ -83,7 +83,7 @@ func TestMovedSlots(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "lost")
 		moveEmptySlot(t, cluster, numbers[0])
-		to := s.cluster.senderOf(cluster.Masters[1].Addr).node
+		to := s.sender(cluster.Masters[1].Addr).node
 		hook := &lostReplies{transport: to.wire}
 		to.wire = hook
 		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {

@@ -79,8 +79,7 @@ func (s *Store) decidesAt(ctx context.Context, _ string, client *goredis.Client)
 		return nil, d[0].Err
 	}
 	for i := range charges {
-		key, _ := n.keys.of(&charges[i])
-		_ = client.Del(ctx, key).Err() // an error is harmless, because the key expires
+		_ = client.Del(ctx, s.keys.name(&charges[i])).Err() // an error is harmless, because the key expires
 	}
 	return nil, nil
 }

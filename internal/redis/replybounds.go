@@ -26,8 +26,7 @@ func replyBytes(memory int64) int { return int(min(max(memory/16, minReplyBytes)
 // The connection uses RESP2: https://redis.io/docs/latest/develop/reference/protocol-spec/
 type replyBounds struct {
 	most    int    // the largest size of a reply
-	line    []byte // the bytes of an incomplete line, at most maxHeader
-	text    int    // the size of the line so far if it is a text (+ - :), whose bytes are not kept; otherwise 0
+	line    []byte // the bytes of an incomplete line
 	payload int    // the bytes of a bulk string, with its CR and LF, that have not arrived
 	missing []int  // for each open array, the number of its elements that are not complete
 	bytes   int    // the size of the current reply so far, including announced bytes and elements
@@ -56,42 +55,38 @@ func (r *replyBounds) scan(b []byte) error {
 			}
 			continue
 		}
-		text := r.text > 0
-		if len(r.line) == 0 && !text {
-			switch b[0] {
-			case '+', '-', ':':
-				text = true
-			case '$', '*':
-			default:
-				return fmt.Errorf("the server sent a reply of the unknown type %q", b[0])
-			}
-		}
-		n, ended := bytes.IndexByte(b, '\n')+1, true
-		if n == 0 {
-			n, ended = len(b), false
-		}
-		if r.bytes += n; r.bytes > r.most {
-			return fmt.Errorf("the server sent a reply of more than %d bytes", r.most)
-		}
-		if text {
-			if r.text += n; r.text > maxReplyText {
-				return fmt.Errorf("the server sent a text or an error of more than %d bytes: %.100q", maxReplyText, b)
-			}
-		} else {
-			if len(r.line)+n > maxHeader {
-				return fmt.Errorf("the server sent a reply without a length: %.20q", append(r.line, b[:n]...))
-			}
-			r.line = append(r.line, b[:n]...)
-		}
-		b = b[n:]
+		n := bytes.IndexByte(b, '\n') + 1
+		ended := n > 0
 		if !ended {
-			return nil
+			n = len(b)
 		}
-		if text {
-			r.text = 0
+		r.bytes += n
+		r.line = append(r.line, b[:min(n, maxReplyText+1)]...)
+		b = b[n:]
+		text := false
+		switch r.line[0] {
+		case '+', '-', ':':
+			text = true
+		case '$', '*':
+		default:
+			return fmt.Errorf("the server sent a reply of the unknown type %q", r.line[0])
+		}
+		switch {
+		case r.bytes > r.most:
+			return fmt.Errorf("the server sent a reply of more than %d bytes", r.most)
+		case !text && len(r.line) > maxHeader:
+			return fmt.Errorf("the server sent a reply without a length: %.20q", r.line)
+		case len(r.line) > maxReplyText:
+			return fmt.Errorf("the server sent a text or an error of more than %d bytes: %.100q", maxReplyText, r.line)
+		case !ended:
+			return nil
+		case text:
+			r.line = r.line[:0]
 			r.complete()
-		} else if err := r.header(); err != nil {
-			return err
+		default:
+			if err := r.header(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -71,7 +71,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	leads := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // with an open circuit the call may be a probe, which may end after the deadline of b
+	leads := b.Waits && l.queue.idle() && !l.circuit.open && !l.short(b.Deadline, now) // with an open circuit the call may be a probe, which may end after the deadline of b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -89,10 +89,10 @@ func (l *sender) Submit(b *backend.Batch) {
 	}
 }
 
-// hasShortDeadline reports whether less than seven eighths of the timeout of a call remain until the deadline of b.
+// short reports whether less than seven eighths of the timeout of a call remain until deadline, if there is one.
 // If a call ended so early without an answer, that would not show that the server fails.
-func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
-	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
+func (l *sender) short(deadline, now time.Time) bool {
+	return !deadline.IsZero() && deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
 // refuses returns an error if no batch may be submitted now. mu must be held.
@@ -273,15 +273,14 @@ func (l *sender) guard(ctx context.Context, f func() error) error {
 	if permit == doRefuse {
 		return cmp.Or(err, errOpen)
 	}
-	end, ok := ctx.Deadline()
-	short := ok && end.Sub(now) < l.timeout-l.timeout/8
+	end, _ := ctx.Deadline()
 	outcome := callAnswered
 	if err = f(); err != nil {
 		outcome = callFailed
 	}
 	if permit == doProbe {
 		outcome += ofProbe
-	} else if err != nil && short {
+	} else if err != nil && l.short(end, now) {
 		return err
 	}
 	l.mu.Lock()

@@ -3,6 +3,7 @@ package redis
 import (
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -14,6 +15,7 @@ const detachedTimeout = 250 * time.Millisecond
 // everything else. If usual has a timeout of detachedTimeout or more, long is the same sender. The circuit of long is open
 // only while that of usual is: a refund that it refused, after usual has made the charge, would be lost.
 type serverSenders struct {
+	route       stores.Route // to this
 	usual, long *sender
 	node        *node // of usual
 	wires       []*wire

@@ -243,7 +243,7 @@ func TestPlainChargesCreateNoFurtherFunctions(t *testing.T) {
 		"bucket twice in a group": {calls{{charge("a", 0, token), charge("a", 0, token)}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := newNode(nil, keys{prefix: on(t, "server").KeyPrefix}, nil)
+			node := newNode(nil, newKeys(on(t, "server").KeyPrefix), nil)
 			var err error
 			for _, charges := range c.calls {
 				b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges))}

@@ -63,7 +63,7 @@ func echoed(args []string) string {
 // nodeTo returns a node with its own connections to the server of client.
 func nodeTo(tb testing.TB, client *goredis.Client) *node {
 	tb.Helper()
-	n := newNode(newWire(client.Options(), func() {}), keys{prefix: "rl:"}, nil)
+	n := newNode(newWire(client.Options(), func() {}), newKeys("rl:"), nil)
 	tb.Cleanup(n.wire.close)
 	return n
 }
@@ -146,7 +146,7 @@ func (p *peers) serve(conn net.Conn) {
 func (p *peers) sender(t *testing.T) (*sender, *node) {
 	t.Helper()
 	w := &wire{dial: p.dial, alive: func() { p.alive.Add(1) }}
-	n := newNode(w, keys{prefix: "rl:"}, nil)
+	n := newNode(w, newKeys("rl:"), nil)
 	n.at = p.at
 	l := newSender(10*ms, n.start)
 	l.end = w.close
