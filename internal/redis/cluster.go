@@ -30,15 +30,13 @@ type cluster struct {
 	shards                  *shardStore
 	inSlots, inShards, once stores.Route // routes of groups that need several steps: several slots, shards, an idempotency key
 
-	workMu sync.Mutex
-	ended  bool // guarded by workMu: no work begins
-
 	layout    atomic.Pointer[layout]
 	known     atomic.Bool           // the layout has been read at least once
 	failed    atomic.Pointer[error] // why it could not be read, for reloadPause after the attempt; otherwise nil
 	reloading atomic.Bool
 	work      sync.WaitGroup
-	open      context.Context // canceled when the Store is closed
+	beginning sync.Mutex      // held while work begins, and while end is called
+	open      context.Context // canceled by end when the Store is closed; then no work begins
 	end       context.CancelFunc
 }
 
@@ -82,24 +80,24 @@ func newCluster(of *Store, client *goredis.ClusterClient) *cluster {
 }
 
 func (c *cluster) close() {
-	c.workMu.Lock()
-	c.ended = true
-	c.workMu.Unlock()
+	c.beginning.Lock()
 	c.end()
+	c.beginning.Unlock()
 	c.work.Wait()
 }
 
 func (c *cluster) background(f func()) bool {
-	c.workMu.Lock()
-	defer c.workMu.Unlock()
-	if !c.ended {
-		c.work.Add(1)
-		c.spawn(func() {
-			defer c.work.Done()
-			f()
-		})
+	c.beginning.Lock()
+	defer c.beginning.Unlock()
+	if c.open.Err() != nil {
+		return false
 	}
-	return !c.ended
+	c.work.Add(1)
+	c.spawn(func() {
+		defer c.work.Done()
+		f()
+	})
+	return true
 }
 
 func (c *cluster) Submit(b *backend.Batch) {

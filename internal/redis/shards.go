@@ -18,9 +18,8 @@ import (
 // A sharded bucket is split over the slots of the cluster, and so over its masters. For each plain charge, two
 // shards are drawn at random. The shard with more units, by its last known state, is charged, and usually
 // allows the charge. If it denies, all shards are read, and the cost is consumed from the shards that have
-// units (combine.go). A charge is denied only if all
-// shards together have too few units, or if other sidecars have changed the shards during three attempts.
-// Reservations, refunds and dry runs always use all shards.
+// units (combine.go). A charge is denied only if all shards together have too few units, or if other sidecars have
+// changed the shards during three attempts. Reservations, refunds and dry runs always use all shards.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an
 // idempotency key.
