@@ -15,6 +15,7 @@ import (
 
 // Request is a request as a proxy received it. All fields except Client contain bytes that the client chose.
 type Request struct {
+	// Method is compared, and used as a value, in capital letters, because some applications read post as POST.
 	Method string
 	// Host is in lower case and without a port; see HostName.
 	Host string
@@ -97,7 +98,7 @@ func matches(r *limiter.Route, q *Request) bool {
 
 // matchesTarget reports whether all conditions of r hold, except those on headers.
 func matchesTarget(r *limiter.Route, q *Request) bool {
-	return r.MatchesPath(q.folded(r.Ignore).path) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
+	return r.MatchesPath(q.folded(r.Ignore).path) && (r.Method == "" || r.Method == strings.ToUpper(q.Method)) && (r.Host == "" || r.Host == q.Host)
 }
 
 // Repeated returns a header, cookie or parameter of the query that affects which limits apply and of which applications
@@ -186,7 +187,7 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 	case limiter.FromClientNetwork:
 		return clientip.Network(q.Client, a.IPv6Prefix)
 	case limiter.FromMethod:
-		return q.Method, true
+		return strings.ToUpper(q.Method), true
 	case limiter.FromPath:
 		return q.folded(r.Ignore).path, true
 	case limiter.FromHost:
