@@ -47,17 +47,16 @@ func (m *match) of(c *Call, r *Result) *change {
 	var room [8]string
 	key := c.AppendValues(room[:0], r)
 	if !r.Policy.Whole {
-		at, has := m.positions[len(key)]
-		if len(c.Limits) == 0 { // otherwise the key has no names, so those of a descriptor with as many values count
-			at = slices.Index(r.Policy.Extra().OpenKeys, m.entry)
-			has = at >= 0
+		at := slices.Index(r.Policy.Extra().OpenKeys, m.entry)
+		if i, has := m.positions[len(key)]; has && len(c.Limits) > 0 { // such a key has no names, so those of a descriptor with as many values count
+			at = i
 		}
-		if !has {
+		if at < 0 {
 			return nil
 		}
 		return m.byValue[key[at]]
 	}
-	for i := 0; i+1 < len(key); i += 2 {
+	for i := 0; i < len(key); i += 2 {
 		if one := m.byValue[key[i+1]]; key[i] == m.entry && one != nil {
 			return one
 		}
@@ -331,15 +330,13 @@ func (r *Result) isUnlimited() bool {
 	return p.Unlimited && !r.isBlocked() && !(adjusted && r.Cost < 0)
 }
 
-// allowUnlimited makes r an Unlimited Result if isUnlimited is true, and reports whether it did. An operator who
-// inspects buckets gets the state of the bucket, if the limit has one.
-func (c *Call) allowUnlimited(r *Result) bool {
-	if !r.isUnlimited() || c.Inspect && r.Policy.Limit.Rate > 0 {
-		return false
+// allowUnlimited makes r an Unlimited Result if isUnlimited is true. An operator who inspects buckets gets the state of the
+// bucket, if the limit has one.
+func (c *Call) allowUnlimited(r *Result) {
+	if r.isUnlimited() && !(c.Inspect && r.Policy.Limit.Rate > 0) {
+		r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+		c.excepted = true
 	}
-	r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
-	c.excepted = true
-	return true
 }
 
 // deniedByBlock denies a request without charging it if an operator blocks one of its keys. It reports

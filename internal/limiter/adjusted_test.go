@@ -84,6 +84,7 @@ descriptors:
   - {key: tenant, descriptors: [{key: user, limit: calls}]}
   - {key: user, limit: calls}
   - {key: "any*", rate_limit: {name: any, algorithm: token_bucket, rate: 2, period: 1h}}
+  - {key: agent, limit: calls}
 `
 
 // A block of tenant=evil denies all its keys, however long they are. The own adjustment of a key takes precedence, and one
@@ -117,6 +118,7 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 		"tenant=evil,user=spared": 4, "tenant=good,user=vip": 6, "tenant=good,user=" + long: 3, "tenant=,user=": 3,
 		"any-path=/login": 0, "any-path=/": 2,
 		"user=evil": 0, "user=foe": 3, "user=vip": 6, // at another place in the key
+		"agent=evil": 3, // the value of another entry
 	} {
 		if n := b.allowed(t, 10, text); n != want {
 			t.Errorf("%.40s: %d of 10 allowed; want %d", text, n, want)
@@ -139,7 +141,7 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 		t.Error("it affects single buckets; want all, because their keys are not known")
 	}
 	_, _, err := b.Adjustable(&adjust.Target{Domain: "d", Limit: "calls", Entry: "tenat", Value: "evil"})
-	if err == nil || !strings.Contains(err.Error(), `no entry "tenat"; they have tenant, user`) {
+	if err == nil || !strings.Contains(err.Error(), `no entry "tenat"; they have agent, tenant, user`) {
 		t.Errorf("got %v; want an error that names the entries", err)
 	}
 }
@@ -288,6 +290,13 @@ func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	for user, want := range map[string]int{"blocked": 0, "less": 2, "more": 7, "free": 7, "none": 7} {
 		if n := allowed(user); n != want {
 			t.Errorf("%s got %d, want %d", user, n, want)
+		}
+	}
+	for _, modes := range []limiter.Modes{{}, {Quota: true}} {
+		b.restart(t, adjustable, func(c *limiter.Config) { c.Modes = modes })
+		b.adjust("window", map[string]adjust.Change{"blocked": {Block: true}})
+		if c := b.override(t, "unknown=1", limiter.Override{Rate: 1}); !c.Denied || c.Results[0].Policy != nil {
+			t.Errorf("%+v: got %+v, want a denial of an override without a period", modes, c.Verdict)
 		}
 	}
 }

@@ -136,6 +136,9 @@ func TestOnlyAnAnswerInTheHeaderSettles(t *testing.T) {
 	id := p.start(0, "user=bob")
 	elsewhere := string(p.send("other", []int64{absent}, "user=bob").AppendID(nil))
 	foreign := newProxyOf(t, keysOf("another secret")).start(0, "user=bob")
+	if p.OnlySettles(&limiter.Request{Domain: "unknown", ID: id}) {
+		t.Error("an unknown domain settles")
+	}
 	for header, want := range map[string]bool{id: true, limiter.None: true, "": false, "made-up": false, foreign: false, elsewhere: false} {
 		r := limiter.Request{Domain: "d", ID: header, Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 1}}}
 		if p.OnlySettles(&r) != want {
@@ -164,10 +167,24 @@ descriptors:
 			t.Errorf("%s: %d left, want %d", why, got, want)
 		}
 	}
+	for _, test := range []struct {
+		d    limiter.Descriptor
+		want bool // it only settles
+	}{
+		{limiter.Descriptor{Cost: 1, Explicit: true}, true}, {limiter.Descriptor{Cost: 0, Explicit: true}, false}, {limiter.Descriptor{Cost: 1}, false},
+		{limiter.Descriptor{Cost: 1, Explicit: true, HasOverride: true}, false},
+	} {
+		for key, settles := range map[string]bool{"user": true, "team": false, "other": false, "unknown": false} {
+			test.d.Entries = []descriptors.Entry{{Key: key, Value: "bob"}}
+			if got := p.OnlySettles(&limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{test.d}}); got != (test.want && settles) {
+				t.Errorf("%+v only settles: %t", test.d, got)
+			}
+		}
+	}
 	p.send("d", []int64{0}, "user=bob")
 	p.adjust("calls", map[string]adjust.Change{"x": {Block: true}})
-	if c := p.send("d", []int64{100, 1}, "user=bob", "team=x"); !c.Denied {
-		t.Error("team x is blocked, but allowed")
+	if c := p.send("d", []int64{100, 1}, "user=bob", "team=x"); !c.Denied || c.Settlements[0].Reserved != 300 {
+		t.Errorf("%+v; want a denial, because team x is blocked, and a settlement of an estimate", c.Verdict)
 	}
 	left("bob", 900, "another key is blocked")
 	p.adjust("calls", nil)

@@ -271,7 +271,7 @@ func (c *Call) Consumed(r *Result) bool {
 	if c.charges[r.charge].Terms.DryRun && !d.Replayed {
 		return false
 	}
-	if d.Err != nil || !d.Allowed || r.local {
+	if d.Err != nil || r.local {
 		return d.Err == nil && d.Allowed
 	}
 	start := r.charge

@@ -163,7 +163,7 @@ func (l *Limiter) take(ctx context.Context, c *Call) error {
 	c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 	clear(c.decisions)
 	mistake := c.dryRunMistake()
-	if c.Settle != nil && !mistake {
+	if c.Settle != nil {
 		if err := l.dropRefunds(ctx, c); err != nil {
 			for i := range c.decisions {
 				c.decisions[i].Err = err
@@ -226,9 +226,7 @@ func (l *Limiter) answer(c *Call) {
 		l.returnUnknown(c)
 	}
 	l.repeatReturns(c)
-	if len(c.charges) > 0 {
-		c.decideLocally(l.config.Local)
-	}
+	c.decideLocally(l.config.Local)
 	c.fold()
 	if c.slots > 0 {
 		l.foldSlots(c)

@@ -54,12 +54,12 @@ limits:
 		t.Error(err)
 	}
 	b.remains(t, "bob", map[string]int64{"tokens": 90})
-	for name, limit := range map[string]limiter.NamedCharge{
-		"an unknown kind": {Name: "tokens", Costs: map[string]int64{"on": 1}}, "no weights": {Name: "plain", Costs: map[string]int64{"in": 1}},
+	for text, limit := range map[string]limiter.NamedCharge{
+		`limit "tokens": costs: `: {Name: "tokens", Costs: map[string]int64{"on": 1}}, `limit "plain" has no weights`: {Name: "plain", Costs: map[string]int64{"in": 1}},
 	} {
 		c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{limit}}}
-		if err := b.Check(t.Context(), c); !errors.As(err, &problem) {
-			t.Errorf("%s: got the error %v, want a *RequestError", name, err)
+		if err := b.Check(t.Context(), c); !errors.As(err, &problem) || !strings.Contains(problem.Problem, text) {
+			t.Errorf("got the error %v, want a *RequestError with %q", err, text)
 		}
 	}
 }

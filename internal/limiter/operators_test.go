@@ -49,7 +49,8 @@ func TestAnInspectionConsumesNothing(t *testing.T) {
 
 func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 	const limits = "descriptors:\n  - {key: a, rate_limit: {name: own, algorithm: token_bucket, rate: 10, period: 1m}}\n"
-	b := newBench(t, "domain: d\n"+limits+"---\ndomain: other\n"+limits)
+	const named = "limits:\n  both: {algorithm: token_bucket, rate: 10, period: 1m}\n"
+	b := newBench(t, "domain: d\n"+named+limits+"---\ndomain: other\n"+named+limits)
 	for _, c := range []struct{ domain, limit, want string }{
 		{"d", "own", ""}, {"", "own", "several domains"}, {"none", "own", `domain "none" is not configured`}, {"d", "none", `no limit named "none"`}, {"", "none", `no limit is named "none"`},
 	} {
@@ -68,6 +69,10 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 			t.Errorf("%s of %q without inspection: got the error %v, want a missing limit", c.limit, c.domain, err)
 		}
 	}
+	call := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "both"}}}}
+	if err := b.Check(t.Context(), call); err == nil || !strings.Contains(err.Error(), "several domains") {
+		t.Errorf("a limit of two domains: got the error %v", err)
+	}
 }
 
 func TestErrorsOfResets(t *testing.T) {
@@ -85,6 +90,9 @@ func TestErrorsOfResets(t *testing.T) {
 	calls := limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}
 	if err := b.Reset(t.Context(), &limiter.Call{Request: calls}); !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(err.Error(), `limit "calls"`) {
 		t.Errorf("the store fails: got the error %v, want backend.ErrUnavailable with the name of the limit", err)
+	}
+	if err := b.Reset(t.Context(), callOf("window")); !errors.Is(err, backend.ErrUnavailable) { // it cannot reserve, so it needs no mark
+		t.Errorf("a window: got the error %v, want backend.ErrUnavailable", err)
 	}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Local: &faulty{Store: memory.New(memory.Config{}), err: backend.ErrUnavailable}})
 	l.Swap(b.Current())

@@ -183,8 +183,8 @@ func (c *Call) apply(i int, p *Policy) {
 	if settles {
 		c.reserve(r)
 	}
-	if c.adjusted != nil && c.allowUnlimited(r) {
-		return
+	if c.adjusted != nil {
+		c.allowUnlimited(r)
 	}
 	if r.Policy.Limit.Kind == algorithms.Concurrency {
 		c.ignoreRefund(r)

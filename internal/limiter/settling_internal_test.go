@@ -3,6 +3,7 @@ package limiter
 import (
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -25,6 +26,21 @@ func TestHowLongSettlementsAreStored(t *testing.T) {
 		p := &ReservedPart{At: at, ByName: ByName{Name: c.name, Wait: 5}}
 		if late, stored := p.terms(l, at+c.after); late != c.late || stored != c.want {
 			t.Errorf("%q after %d us: late %t, stored for %d; want %t and %d", c.name, c.after, late, stored, c.late, c.want)
+		}
+	}
+}
+
+// The inflow after the reservation was faster than it is now, so the units count as consumed earlier. The clock of the store
+// may be ahead.
+func TestTheTimeOfAnUndo(t *testing.T) {
+	const at, now = 10_000 * algorithms.Second, 10_010 * algorithms.Second
+	for _, test := range []struct {
+		former int64 // units a second; now it is 1
+		want   algorithms.Micros
+	}{{0, at}, {1, at}, {10, now + ClockSlack - 700*algorithms.Second - 1}, {1 << 40, 1}} {
+		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+		if got := undoTime(at, now, scaled.Inflow{Units: test.former, Span: int64(algorithms.Second)}, &l); got != test.want || err != nil {
+			t.Errorf("%d units a second: got %d, error %v, want %d", test.former, got, err, test.want)
 		}
 	}
 }

@@ -288,11 +288,11 @@ func TestDescriptorsBesideASettleDone(t *testing.T) {
 	id := p.start(absent, "user=bob")
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
-	for _, entries := range [][]descriptors.Entry{nil, {{Key: "user", Value: id}}, {{Key: "settle", Value: id}}} {
+	for i, entries := range [][]descriptors.Entry{nil, {{Key: "user", Value: id}}, {{Key: "settle_end", Value: id}}, {{Key: "settle", Value: id}}} {
 		d := c.AddDescriptor()
-		d.Entries, d.Cost, d.Explicit, d.Declared = entries, 5, true, true
+		d.Entries, d.Cost, d.Explicit, d.Declared = entries, int64(2+i), true, true
 	}
-	if err := p.Check(t.Context(), c); err != nil || c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Descriptor != 2 || c.Settlements[0].Real != 5 {
+	if err := p.Check(t.Context(), c); err != nil || c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Descriptor != 3 || c.Settlements[0].Real != 5 {
 		t.Errorf("error %v, %+v; want one settlement", err, c.Verdict)
 	}
 	p.want("tokens", "bob", 995)

@@ -99,7 +99,9 @@ func TestADryRunReturnsNoSlot(t *testing.T) {
 	b.store.err = nil
 	for _, id := range []string{stored, local} {
 		look := limiter.Inspection("d", "", nil, []descriptors.Entry{{Key: "settle_end", Value: id}}, 1).Request
-		b.check(t, look)
+		if c := b.check(t, look); len(c.Descriptors) != 1 || len(c.Descriptors[0].Entries) != 1 {
+			t.Errorf("an inspection of %+v, want of the descriptor", c.Descriptors)
+		}
 		look.Inspect, look.DryRun = false, true
 		b.check(t, look)
 		if c, _ := b.ask(0, "settle_end="+id); !slices.Equal(c.SlotOutcomes, []limiter.SlotOutcome{limiter.SlotReturned}) {
@@ -129,11 +131,33 @@ func TestASlotIsReturnedOnce(t *testing.T) {
 	}
 }
 
+// Slots may be returned at any time, whatever the other quotas say.
+func TestTheRetryTimeOfQuotasWithSlots(t *testing.T) {
+	b := newSlotBench(t)
+	b.restart(t, inFlight, func(c *limiter.Config) { c.Modes.Quota = true })
+	b.allowed(3, "tenant=bob")
+	if c := b.denied(3, "mixed=bob"); c.Never || c.RetryAfter != 0 {
+		t.Errorf("got %+v, want a denial without a time, although calls never allows 3", c.Verdict)
+	}
+	if c := b.denied(3, "call=bob"); !c.Never {
+		t.Errorf("got %+v, want a denial for good", c.Verdict)
+	}
+	b.allowed(2, "call=bob")
+	if c := b.denied(1, "mixed=bob"); c.Never || c.RetryAfter == 0 {
+		t.Errorf("got %+v, want the retry time of calls", c.Verdict)
+	}
+}
+
 func TestARenewalKeepsASlotAndRevivesNone(t *testing.T) {
 	b := newSlotBench(t)
 	kept, lost := b.allowed(1, "tenant=bob"), b.allowed(1, "tenant=bob")
 	b.now += 50 * algorithms.Second
 	b.RenewSlots(kept, limiter.ReporterAccessLog)
+	of := &limiter.Reserved{}
+	b.Open(kept, of)
+	if got := b.Renew(t.Context(), of); !slices.Equal(got, []limiter.SlotOutcome{limiter.SlotRenewed}) {
+		t.Errorf("got the outcomes %v, want renewed", got)
+	}
 	b.now += 50 * algorithms.Second
 	b.RenewSlots(lost, limiter.ReporterAccessLog)
 	b.want("uploads", "bob", 2)
@@ -158,6 +182,10 @@ func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
 		}
 	}
 	b.counts(limiter.ReporterLog, limiter.SlotBadID, 12)
+	if got := b.Renew(t.Context(), &limiter.Reserved{}); len(got) != 0 {
+		t.Errorf("the renewals of no slot have the outcomes %v", got)
+	}
+	b.counts(limiter.ReporterHTTP, limiter.SlotBadID, 1)
 	b.want("uploads", "bob", 0)
 }
 
@@ -264,7 +292,8 @@ func TestAtMostEightSlots(t *testing.T) {
 	for i := range limiter.MaxReserved {
 		eight = append(eight, fmt.Sprint("tenant=", i))
 	}
-	id := b.allowed(1, eight...)
+	id := b.allowed(1, append(eight, "watched=bob")...) // in shadow mode
+	b.want("uploads", "bob", 3)
 	b.denied(1, append(eight, "tenant=ninth")...)
 	b.ReturnSlots(id, limiter.ReporterDone)
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, limiter.MaxReserved)

@@ -73,7 +73,9 @@ func TestTheEndOfTheReturnsOfSlots(t *testing.T) {
 			undos, ends := stores.NewUndos(nil, time.Second), 0
 			slot := of(nil, "a", 1)
 			slot.Terms.Slot = &algorithms.Slot{ID: [16]byte{1}}
+			earlier := undos.AfterReturns(slot.Terms.Slot.ID) // of another caller with this ID
 			then := undos.AfterReturns(slot.Terms.Slot.ID)
+			earlier(func() {})
 			if store, _ := scripted(test.answers...); len(test.answers) > 0 {
 				undos.Submit(store, []backend.Charge{slot})
 			}
