@@ -405,6 +405,20 @@ func (f *adjustedFlags) set(a *app) (*adjust.Set, error) {
 	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
 }
 
+// hasValue reports whether an entry has the value in a key of p. The key of a whole descriptor can repeat an entry.
+func hasValue(p *limiter.Policy, key []string, entry, value string) bool {
+	if !p.Whole {
+		i := slices.Index(p.Extra().OpenKeys, entry)
+		return i >= 0 && key[i] == value
+	}
+	for i := 0; i < len(key); i += 2 {
+		if key[i] == entry && key[i+1] == value {
+			return true
+		}
+	}
+	return false
+}
+
 type appliedAdjustment struct {
 	ID      string `json:"id"`
 	InForce bool   `json:"in_force"`
@@ -424,7 +438,7 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Po
 		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now {
 			continue
 		}
-		if t.Entry != "" && !configured.HasValue(key, t.Entry, t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
+		if t.Entry != "" && !hasValue(configured, key, t.Entry, t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
 			continue
 		}
 		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}

@@ -64,21 +64,6 @@ func (m *match) of(c *Call, r *Result) *change {
 	return nil
 }
 
-// HasValue reports whether an entry has the value in a key of p, in the form of AppendKeyOf. The key of a whole descriptor
-// can repeat an entry.
-func (p *Policy) HasValue(key []string, entry, value string) bool {
-	if !p.Whole {
-		i := slices.Index(p.Extra().OpenKeys, entry)
-		return i >= 0 && i < len(key) && key[i] == value
-	}
-	for i := 0; i+1 < len(key); i += 2 {
-		if key[i] == entry && key[i+1] == value {
-			return true
-		}
-	}
-	return false
-}
-
 // positionsOf returns the positions in a key of the value of an entry, by the length of the key: several descriptors may use
 // a named limit. policies are those of the limit. has is false if no key of the limit has such an entry. Keys of a whole
 // descriptor can have any entry, at any position.

@@ -70,7 +70,7 @@ func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 			all = append(all, a)
 		}
 		got := b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
-		if got.Next != b.now+2 || got.InForce != 2 || got.Ignored != 0 {
+		if got.Next != b.now+2 || got.InForce != 2 || got.Ignored != 0 || got != b.Adjusted() || got != b.Adjusted() {
 			t.Errorf("%v: got %+v; want next %v, in force 2 and ignored 0", ends, got, b.now+2)
 		}
 	}
@@ -212,6 +212,9 @@ func TestAnUnlimitedAdjustmentChargesNothing(t *testing.T) {
 	}
 	if r := &b.send(t, 1, "user=bob").Results[0]; r.Outcome != limiter.Unlimited || r.Key != nil || r.Decision != (backend.Decision{}) {
 		t.Errorf("got %+v; want the outcome %v and no bucket", r, limiter.Unlimited)
+	}
+	if r := &b.send(t, 0, "user=bob").Results[0]; r.Outcome != limiter.Unlimited {
+		t.Errorf("a dry run: got %+v; want the outcome %v", r, limiter.Unlimited)
 	}
 	if c := b.send(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
 		t.Errorf("only other denies 1000: %+v; want denied, never, and the first status not denied", c.Verdict)

@@ -89,7 +89,7 @@ func (c *Call) descriptorsWithoutLimit() (n int) {
 
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
-	case c.Inspect && (r.isUnlimited() || r.payer > 0 && c.payers[r.payer-1].isUnlimited()): // otherwise nothing is charged
+	case r.isUnlimited() || r.payer > 0 && c.payers[r.payer-1].isUnlimited(): // it has a charge because an operator inspects the bucket
 		d.RetryAfter, d.Blocked, d.Never = 0, 0, false
 		return Unlimited
 	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // the request itself caused the error, so on_backend_failure does not apply

@@ -56,10 +56,8 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 		if l.Capacity > l.Rate { // a smaller capacity is still filled once in each period
 			period = fillTime(period, l.Capacity, l.Rate)
 		}
-	case algorithms.Concurrency:
+	case algorithms.Concurrency, algorithms.Guaranteed: // two rates at the same time cannot be shown as one window
 		return l.Capacity, 0
-	case algorithms.Guaranteed: // two rates at the same time cannot be shown as one window
-		period = 0
 	case algorithms.SlidingWindow, algorithms.SlidingLog:
 	}
 	if period%uint64(algorithms.Second) != 0 {

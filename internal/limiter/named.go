@@ -124,13 +124,12 @@ func Inspection(domain, limit string, key []string, entries []descriptors.Entry,
 
 // namesIn returns the names of the limits of a domain, or of all domains if it is "".
 func (s *Snapshot) namesIn(domain string) (names []string) {
-	for _, p := range s.Policies {
+	for _, p := range s.Limits() {
 		if domain == "" || p.Domain == domain {
 			names = append(names, p.Name)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return names
 }
 
 // InlineDomain returns the domain of a limit that comes with a request. domain may be empty if only one domain is

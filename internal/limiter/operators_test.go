@@ -58,6 +58,9 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("adjusting %s of %q: got the error %v, want %q", c.limit, c.domain, err, c.want)
 		}
+		if words, err := b.Words(&adjust.Adjustment{Target: adjust.Target{Domain: c.domain, Limit: c.limit, AllKeys: true}, Change: adjust.Change{Block: true}}); (err == nil) != (c.want == "") || (words == "") != (c.want != "") {
+			t.Errorf("the words for %s of %q: got %q and the error %v, want %q", c.limit, c.domain, words, err, c.want)
+		}
 		call := &limiter.Call{Request: limiter.Request{Domain: c.domain, Inspect: true, Limits: []limiter.NamedCharge{{Name: c.limit, Key: []string{"1"}}}}}
 		err = b.Check(t.Context(), call)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

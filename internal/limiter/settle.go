@@ -211,7 +211,7 @@ func undoTime(chargedAt, now algorithms.Micros, former scaled.Inflow, l *algorit
 	}
 	numbers, latest := l.Numbers(), now+ClockSlack
 	is, tick := numbers.Inflow(), algorithms.Micros(numbers.Tick)
-	if former.Units <= 0 || former.Span <= 0 || is.Units == 0 || chargedAt <= 0 || latest <= chargedAt {
+	if former.Span <= 0 || is.Units == 0 || chargedAt <= 0 || latest <= chargedAt {
 		return chargedAt
 	}
 	n := big.NewInt(int64(latest - chargedAt))

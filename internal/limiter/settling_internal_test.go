@@ -35,12 +35,12 @@ func TestHowLongSettlementsAreStored(t *testing.T) {
 func TestTheTimeOfAnUndo(t *testing.T) {
 	const at, now = 10_000 * algorithms.Second, 10_010 * algorithms.Second
 	for _, test := range []struct {
-		former int64 // units a second; now it is 1
-		want   algorithms.Micros
-	}{{0, at}, {1, at}, {10, now + ClockSlack - 700*algorithms.Second - 1}, {1 << 40, 1}} {
+		former   int64 // units in two seconds; now they are 2
+		at, want algorithms.Micros
+	}{{0, at, at}, {2, at, at}, {20, at, now + ClockSlack - 700*algorithms.Second - 1}, {1 << 40, at, 1}, {20, 0, 0}, {1, now + 2*ClockSlack, now + 2*ClockSlack}} {
 		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
-		if got := undoTime(at, now, scaled.Inflow{Units: test.former, Span: int64(algorithms.Second)}, &l); got != test.want || err != nil {
-			t.Errorf("%d units a second: got %d, error %v, want %d", test.former, got, err, test.want)
+		if got := undoTime(test.at, now, scaled.Inflow{Units: test.former, Span: int64(2 * algorithms.Second)}, &l); got != test.want || err != nil {
+			t.Errorf("%d units in two seconds: got %d, error %v, want %d", test.former, got, err, test.want)
 		}
 	}
 }

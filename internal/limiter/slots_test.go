@@ -192,11 +192,17 @@ func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
 func TestASlotOfAFormerLimitIsReturned(t *testing.T) {
 	b := newSlotBench(t)
 	id := b.allowed(2, "tenant=bob")
+	other := b.allowed(1, "tenant=bob")
 	b.swap(t, "domain: d\ndescriptors: []\n")
 	b.ask(0, "settle_end="+id)
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
+	b.swap(t, "domain: d\nsettle: {key: done, end: done_end}\ndescriptors: []\n")
+	b.ask(0, "done_end="+other)
+	b.counts(limiter.ReporterDone, limiter.SlotReturned, 2)
 	b.swap(t, inFlight)
 	b.want("uploads", "bob", 3)
+	b.ask(-1, "tenant=bob")
+	b.counts(limiter.ReporterDone, limiter.SlotRefund, 1)
 }
 
 func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
@@ -213,9 +219,12 @@ func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 func TestASlotIsReturnedAlsoIfTheUnitsBesideItCannotBeSettled(t *testing.T) {
 	for name, changed := range map[string]string{
 		"another algorithm": strings.Replace(inFlight, "tokens: {algorithm: fixed_window", "tokens: {algorithm: token_bucket", 1),
+		"expired":           inFlight,
 		"no limit":          strings.NewReplacer("  tokens: {algorithm", "  others: {algorithm", "tokens]", "others]", "limit: tokens", "limit: others").Replace(inFlight),
 	} {
 		b := newSlotBench(t)
+		changed = strings.ReplaceAll(changed, "ttl: 1m", "ttl: 1d")
+		b.swap(t, strings.ReplaceAll(inFlight, "ttl: 1m", "ttl: 1d"))
 		uploads, tokens := limiter.NamedCharge{Name: "uploads", Key: []string{"bob"}, Count: 2}, limiter.NamedCharge{Name: "tokens", Key: []string{"bob"}, Count: 9, Reserve: true}
 		c := b.check(t, limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{tokens, uploads}, Returns: true})
 		units, _ := c.Part(0, "")
@@ -225,6 +234,9 @@ func TestASlotIsReturnedAlsoIfTheUnitsBesideItCannotBeSettled(t *testing.T) {
 		}
 		b.want("uploads", "bob", 1)
 		b.swap(t, changed)
+		if name == "expired" {
+			b.now += limiter.Within
+		}
 		if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: of, Real: 5}); err == nil {
 			t.Errorf("%s: the units were settled", name)
 		}

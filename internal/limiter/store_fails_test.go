@@ -93,6 +93,16 @@ func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 	}
 }
 
+func TestAnOverrideHasALocalBucket(t *testing.T) {
+	b := newBench(t, "domain: d\non_backend_failure: local\nlocal_share: 50%\ndescriptors: []\n")
+	b.store.err = backend.ErrUnavailable
+	for _, denied := range []bool{false, false, false, true} {
+		if c := b.override(t, "a=1", limiter.Override{Rate: 6, Period: minute}); c.Denied != denied || !c.Failed {
+			t.Errorf("got %+v, want half of 6", c.Verdict)
+		}
+	}
+}
+
 func TestALocalBucketOfALimitInShadowModeDeniesNothing(t *testing.T) {
 	for key, want := range map[string]limiter.Outcome{"a": limiter.FailedDenied, "s": limiter.FailedAllowed} {
 		b := newBench(t, `

@@ -35,4 +35,12 @@ func TestSettlementsInWords(t *testing.T) {
 			t.Errorf("got %q, want %q", got, c.want)
 		}
 	}
+	guaranteed := limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 2, Period: minute, Capacity: number(30), Minimum: &algorithms.Rate{Units: 10, Period: second}})
+	p := &Policy{Limit: guaranteed, Extras: &Extras{Slot: Slot{Fixed: 7}}}
+	if got, want := p.Words(), "token bucket: 10 per 1s guaranteed, and a bank of up to 30 that fills at 2 per 1m"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if facts := p.Facts(); facts[0].Text != "limit" || facts[1].Text != "fixed, number 7" {
+		t.Errorf("got %+v", facts[:2])
+	}
 }
