@@ -667,8 +667,7 @@ while true do
 
   -- Each function with_… creates the functions in its line. It is called with the first charge that needs them.
   local with_changed, same_scale, outlived, converted, take_converted, take_kept
-  local with_guaranteed, take_guaranteed
-  local with_sliding, take_sliding
+  local with_pairs, take_guaranteed, take_sliding
   local with_logs, log_load, log_size, log_at, log_clamp, log_write, take_log
   local with_penalties, forgotten_at, denials_at, having, take_penalized, pack_denials, unpack_denials
   local with_groups, take_all
@@ -972,10 +971,10 @@ while true do
     elseif l.kind <= WINDOW or l.kind == LEAKY then
       next = take_level(l, phase, is, at, a, d, at - now)
     elseif l.kind == GUARANTEED then
-      if not take_guaranteed then with_guaranteed() end
+      if not take_guaranteed then with_pairs() end
       next = take_guaranteed(l, is, at, a, d)
     elseif l.kind == SLIDING then
-      if not take_sliding then with_sliding() end
+      if not take_sliding then with_pairs() end
       next = take_sliding(l, is, at, a, d)
     else
       next = take_log(l, is, at, a, d, dry_run)
@@ -1528,12 +1527,14 @@ while true do
       local larger = mul_div(l.capacity, old.q, 1)
       local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-      -- has reports whether cost is available after the given number of ticks of the old numbers.
-      local function has(cost, ticks)
-        local sure2, bank2 = { used = after(sure, ticks), unit = sure.unit }, { used = after(bank, ticks), unit = bank.unit }
-        local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
-        return max(0, v1) + max(0, v2) >= cost * l.q
-          and (v1 >= 0 and v2 >= 0 or cost <= floor((most - sure2.used - bank2.used) / bank.unit))
+      -- left returns the number of units that are available after the given number of ticks of the old numbers, and what the
+      -- parts then hold in the numbers of l.
+      local function left(ticks)
+        local used1, used2 = after(sure, ticks), after(bank, ticks)
+        local v1, v2 = l.v1 - mul_div_ceil(used1, l.q, sure.unit), l.v - mul_div_ceil(used2, l.q, bank.unit)
+        local n = floor((max(0, v1) + max(0, v2)) / l.q)
+        if v1 < 0 or v2 < 0 then n = max(0, min(n, floor((most - used1 - used2) / bank.unit))) end -- a charge does not convert
+        return n, v1, v2
       end
 
       -- enough_in returns the time from t until cost is available.
@@ -1541,7 +1542,7 @@ while true do
         local low, high = -1, max(ticks_to(sure, 0), ticks_to(bank, 0)) -- it is not available at low, but at high
         while low + 1 < high do
           local mid = low + floor((high - low) / 2)
-          if has(cost, mid) then high = mid else low = mid end
+          if left(mid) >= cost then high = mid else low = mid end
         end
         return high * bank.tick - (t - bank.now)
       end
@@ -1553,23 +1554,18 @@ while true do
         d.allowed = true
       elseif a.cost > l.capacity then
         d.never = true
-      elseif a.cost == 0 then
-        d.allowed = true
       else
-        d.allowed = has(a.cost, 0)
+        local n, v1 = left(0)
+        d.allowed = n >= a.cost
         if d.allowed then
-          local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
-          local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
+          local paid = min(mul_div_ceil(min(max(0, v1), a.cost * l.q), sure.unit, l.q), a.cost * sure.unit)
           sure.used, bank.used = sure.used + paid, bank.used + a.cost * bank.unit - paid
         else
           d.retry = enough_in(a.cost)
         end
       end
-      local v1, v2 = l.v1 - units(sure, l), l.v - units(bank, l)
-      d.value, d.remaining = v1 + v2, floor((max(0, v1) + max(0, v2)) / l.q)
-      if v1 < 0 or v2 < 0 then
-        d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
-      end
+      local n, v1, v2 = left(0)
+      d.value, d.remaining = v1 + v2, n
       d.reset = max(0, enough_in(l.capacity))
       return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
     end
@@ -1597,8 +1593,8 @@ while true do
     end
   end
 
-  -- Token buckets with a guaranteed minimum (guaranteed.go).
-  function with_guaranteed()
+  -- Token buckets with a guaranteed minimum (guaranteed.go), and sliding window counters (sliding_counter.go).
+  function with_pairs()
     function take_guaranteed(l, s, t, a, d)
       local e = elapsed(l, s.at, t)
       local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
@@ -1623,10 +1619,7 @@ while true do
       d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
       return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
     end
-  end
 
-  -- Sliding window counters (sliding_counter.go).
-  function with_sliding()
     -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
     -- made counts above l.rate. The stored counts are not limited.
     local function window_counts(l, cur, prev)

@@ -373,21 +373,17 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 		d.Allowed = true
 	case a.Cost > l.Capacity:
 		d.Never = true
-	case a.Cost == 0:
-		d.Allowed = true
 	default:
-		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
-			pair.pay(l, a.Cost)
+		n, v1, _ := pair.left(l, 0)
+		if d.Allowed = n >= a.Cost; d.Allowed {
+			pair.pay(l, v1, a.Cost)
 		} else {
 			d.RetryAfter = pair.until(l, a.Cost) - now
 		}
 	}
 	s.Prev, s.Value, s.At = old.v1-pair.sure.used, old.v-pair.bank.used, k1.now
-	u1, u2 := pair.sure.units(l), pair.bank.units(l)
-	d.Value = l.v1 - u1 + l.v - u2
-	if d.Remaining = (max(0, l.v1-u1) + max(0, l.v-u2)) / l.q; u1 > l.v1 || u2 > l.v {
-		d.Remaining = max(0, min(d.Remaining, pair.left()))
-	}
+	n, v1, v2 := pair.left(l, 0)
+	d.Value, d.Remaining = v1+v2, n
 	d.ResetAfter = max(0, pair.until(l, l.Capacity)-now)
 }
 
@@ -397,8 +393,17 @@ type keptPair struct {
 	most       int64 // the largest consumption of both together, in the unit of kept.used
 }
 
-// left returns the number of units that both parts can still supply within the larger limit. It may be negative.
-func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
+// left returns the number of units that are available after the given number of ticks of p, and what the parts then hold
+// in the numbers of l.
+func (p *keptPair) left(l *Limit, ticks int64) (n, v1, v2 int64) {
+	then := *p
+	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
+	v1, v2 = l.v1-then.sure.units(l), l.v-then.bank.units(l)
+	if n = (max(0, v1) + max(0, v2)) / l.q; v1 < 0 || v2 < 0 { // a charge does not convert the State
+		n = max(0, min(n, floorDiv(p.most-then.sure.used-then.bank.used, p.bank.unit)))
+	}
+	return n, v1, v2
+}
 
 func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	back := p.bank.given(l, p.sure.p+p.bank.p, a)
@@ -406,19 +411,9 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available after the given number of ticks of p.
-func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
-	then := *p
-	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
-	v1, v2 := l.v1-then.sure.units(l), l.v-then.bank.units(l)
-	isConverted := v1 >= 0 && v2 >= 0 // by the charge
-	return max(0, v1)+max(0, v2) >= cost*l.q && (isConverted || cost <= then.left())
-}
-
-// pay consumes cost, which must be available. The guaranteed part pays first.
-func (p *keptPair) pay(l *Limit, cost int64) {
-	sure := min(max(0, l.v1-p.sure.units(l)), cost*l.q)
-	paid := min(mulDivCeil(sure, p.sure.unit, l.q), cost*p.sure.unit)
+// pay consumes cost, which must be available. The guaranteed part, which holds v1 in the numbers of l, pays first.
+func (p *keptPair) pay(l *Limit, v1, cost int64) {
+	paid := min(mulDivCeil(min(max(0, v1), cost*l.q), p.sure.unit, l.q), cost*p.sure.unit)
 	p.sure.used += paid
 	p.bank.used += cost*p.bank.unit - paid
 }
@@ -426,7 +421,7 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 // until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
 	last := max(p.sure.ticksTo(0), p.bank.ticksTo(0))
-	return p.bank.moment(smallest(-1, last, func(n int64) bool { return p.has(l, cost, n) }))
+	return p.bank.moment(smallest(-1, last, func(ticks int64) bool { n, _, _ := p.left(l, ticks); return n >= cost }))
 }
 
 // smallest returns the smallest n, low < n <= high, for which holds(n) is true. holds must be true from that n
