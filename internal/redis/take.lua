@@ -1271,8 +1271,7 @@ while true do
     -- mul_div_ceil returns a*b/c, rounded up and limited to 2^53.
     local function mul_div_ceil(a, b, c)
       local n, rest = mul_div(a, b, c)
-      if rest > 0 then n = n + 1 end
-      return n
+      return rest > 0 and n + 1 or n
     end
 
     -- same_windows reports whether l has the windows of s. The usual length of the windows of a calendar is not stored
@@ -1356,10 +1355,7 @@ while true do
     local function units(k, l) return mul_div_ceil(k.used, l.q, k.unit) end
 
     -- of converts n, in the unit of l, to the unit of k, rounded down.
-    local function of(k, l, n)
-      local used = mul_div(n, k.unit, l.q)
-      return used
-    end
+    local function of(k, l, n) return (mul_div(n, k.unit, l.q)) end
 
     local function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
 
@@ -1391,10 +1387,7 @@ while true do
     -- peaks_of returns the peaks of s that l can use; nil: none.
     local function peaks_of(l, phase, s)
       local old = s.by
-      if not l.settles or l.tick ~= old.tick then return nil end
-      if l.kind == WINDOW and not same_windows(l, phase, s) then
-        return nil
-      end
+      if not l.settles or l.tick ~= old.tick or l.kind == WINDOW and not same_windows(l, phase, s) then return nil end
       return s.peaks
     end
 
@@ -1406,8 +1399,7 @@ while true do
       while at <= #peaks do
         local room, till
         room, till, at = unpack_at('<dd', peaks, at)
-        room = mul_div(room, l.q, s.by.q)
-        next = push(next, 1, till, room)
+        next = push(next, 1, till, (mul_div(room, l.q, s.by.q)))
       end
       return next
     end
@@ -1420,8 +1412,7 @@ while true do
           or l.kind == TOKEN and floor((EXACT - l.p) / l.q)
         return max(-mul_div_ceil(-value, l.q, unit), -(most and most - l.capacity or 0) * l.q)
       end
-      local n = mul_div(value, l.q, unit)
-      return min(full, n)
+      return min(full, (mul_div(value, l.q, unit)))
     end
 
     -- convert returns what a bucket of l with the consumption k holds. old and full are what it holds when full, in the
@@ -1497,15 +1488,9 @@ while true do
         k.used = min(max(had, most), had + wanted)
         d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
       elseif cost == 0 and not late then
-        local room = of(k, l, goal)
-        local debt = max(room, k.old.v)
-        if k.used <= debt then
-          d.allowed = true
-        elseif debt > room then
-          d.retry = until_used(k, l, t, debt)
-        else
-          d.retry = until_units(k, l, t, goal)
-        end
+        local debt = max(of(k, l, goal), k.old.v) -- more consumption than this is a debt by the old numbers too
+        d.allowed = k.used <= debt
+        if not d.allowed then d.retry = until_used(k, l, t, debt) end
       elseif goal >= full and k.used <= of(k, l, goal) then
         k.used = k.used + mul_div_ceil(cost, k.unit, unit)
         d.allowed, d.wait = true, until_units(k, l, t, full)
@@ -1785,15 +1770,9 @@ while true do
   -- Limits with a penalty, and states with denials (penalty.go). Denials are a table with the times of the denials since the
   -- last block, oldest first, the number of blocks in a row, and the end of the last one. A table is replaced, never changed.
   function with_penalties()
-    -- block returns the duration of the k-th block in a row, in us: each is twice as long as the one before, up
-    -- to longest_block.
-    local function block(l, k)
-      local span = l.block
-      while k > 1 and span < l.longest_block do
-        span, k = min(2 * span, l.longest_block), k - 1
-      end
-      return span
-    end
+    -- block returns the duration of the k-th block in a row, in us: each is twice as long as the one before, up to
+    -- longest_block.
+    local function block(l, k) return min(l.block * 2 ^ (k - 1), l.longest_block) end
 
     -- forgotten_at returns the time from which on no denial counts.
     function forgotten_at(l, denials)

@@ -304,10 +304,8 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision, lag Micr
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0 && !late:
 		debt := max(k.of(l, goal), k.old.v) // more consumption than this is a debt by the old numbers too
-		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
+		if d.Allowed = k.used <= debt; !d.Allowed {
 			d.RetryAfter = k.untilUsed(l, now, debt)
-		} else if !d.Allowed {
-			d.RetryAfter = k.until(l, now, goal)
 		}
 	case goal >= full && k.used <= k.of(l, goal):
 		k.used += mulDivCeil(cost, k.unit, unit)
