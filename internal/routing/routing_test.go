@@ -183,6 +183,7 @@ func TestRepeated(t *testing.T) {
 		{"GET /query?api_key=a&%41pi_key=b", "", "query:api_key"},
 		{"GET /query?api_key=a&api.key=b", "", "query:api_key"},
 		{"GET /query?api_key=a&+api_key", "", "query:api_key"},
+		{"GET /query?api_key=a&api_key%00x=b", "", "query:api_key"},
 		{"GET /query?api_key=a;b", "", "query:api_key"}, // a;b, or a where ; separates parameters
 		{"GET /query?x=1;api_key=a", "", "query:api_key"},
 		{"GET /free?api_key=a&api_key=b", "", ""},

@@ -39,8 +39,10 @@ var inPHP = strings.NewReplacer(" ", "_", ".", "_", "[", "_")
 // isCookieName reports whether some applications treat a cookie called key as one called name.
 func isCookieName(key, name string) bool { return key == name || isName(canonical.Unescape(key), name) }
 
-// isName reports whether some applications treat key, the decoded name of a cookie or parameter, as name. ASP.NET ignores case.
+// isName reports whether some applications treat key, the decoded name of a cookie or parameter, as name. ASP.NET ignores
+// case. In PHP, a NUL ends the name.
 func isName(key, name string) bool {
+	key, _, _ = strings.Cut(key, "\x00")
 	return key == name || strings.EqualFold(inPHP.Replace(key), inPHP.Replace(name))
 }
 
