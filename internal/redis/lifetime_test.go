@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
 var compiled = limittest.Compile
@@ -151,6 +152,11 @@ func TestLifetimesOfBucketsThatKeepMore(t *testing.T) {
 	one, three, peek := algorithms.Charge{Cost: 1}, algorithms.Charge{Cost: 3}, algorithms.Charge{Cost: 3, DryRun: true}
 	tokens, log := penalized(algorithms.TokenBucket), penalized(algorithms.SlidingLog)
 	short, long := compiledSlots(t, 3, minute), compiledSlots(t, 3, 10*minute)
+	windows := func(c *algorithms.Calendar, p *algorithms.Penalty) *algorithms.Limit {
+		return compiled(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Capacity: new(int64(6)), Calendar: c, Penalty: p})
+	}
+	weeks, days := windows(calendar.Week.In(time.UTC), nil), windows(calendar.Day.In(time.UTC), &algorithms.Penalty{After: 2, For: minute, Max: minute})
+	opens := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Settles: true, OpenFor: 16 * minute})
 	before := time.Now()
 	for _, is := range []struct {
 		key         string
@@ -174,6 +180,10 @@ func TestLifetimesOfBucketsThatKeepMore(t *testing.T) {
 		{"log", plain(algorithms.SlidingLog, 3, hour), peek, false, 0, time.Minute}, // a dry run writes nothing
 		{"log", plain(algorithms.SlidingLog, 3, hour), three, false, time.Hour - time.Minute, time.Hour},
 		{"log", plain(algorithms.SlidingLog, 3, minute), three, false, time.Hour - time.Minute, time.Hour},
+
+		{"weeks", weeks, algorithms.Charge{Cost: 5}, true, 14 * 24 * time.Hour, 21 * 24 * time.Hour},
+		{"weeks", days, three, false, 14 * 24 * time.Hour, (21*24 + 2) * time.Hour}, // two weeks count as the longest, with 169 hours
+		{"open", opens, algorithms.Charge{Cost: 1, Open: true}, true, 17 * time.Minute, 17 * time.Minute},
 
 		{"slots", short, slot(1, algorithms.TakeSlot), true, time.Minute, time.Minute},
 		{"slots", long, slot(2, algorithms.TakeSlot), true, 10 * time.Minute, 10 * time.Minute},
