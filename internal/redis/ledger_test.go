@@ -81,6 +81,11 @@ func TestALedgerAgreesWithAModel(t *testing.T) {
 				t.Fatalf("%s: the time is off by %v", name, off)
 			}
 		}
+		l.store.client.Del(t.Context(), l.set) // what a Cluster has lost if a master dies while the slot moves
+		done, err := l.Write(t.Context(), "", "1 new", []string{"1 new\n{}"}, map[string]string{"id": "v"})
+		if _, _, got, _, failed := l.Read(t.Context(), ""); !done || err != nil || failed != nil || !slices.Equal(got, []string{"1 new\n{}"}) {
+			t.Errorf("%s, written again without its values: %t, %v; %v, changes %q; want only the new change", name, done, err, failed, got)
+		}
 	}
 }
 

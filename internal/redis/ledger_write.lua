@@ -7,6 +7,9 @@ if (redis.call('HMGET', KEYS[1], 'head')[1] or '') ~= ARGV[1] then
   return 0
 end
 redis.call('HSET', KEYS[1], 'head', ARGV[2])
+if ARGV[1] == '' then
+  redis.call('LTRIM', KEYS[2], 1, 0) -- empties it: only the values are lost if a master dies while their slot moves
+end
 local last = 4 + tonumber(ARGV[4])
 for i = 5, last do
   redis.call('LPUSH', KEYS[2], ARGV[i])

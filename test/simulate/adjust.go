@@ -435,6 +435,9 @@ func (s *server) ledgerWrite(keys []any, args []string) any {
 	}
 	n, _ := strconv.Atoi(args[3])
 	list := s.list(changes)
+	if args[0] == "" {
+		list = nil
+	}
 	for _, change := range args[4 : 4+n] {
 		list = append([]string{change}, list...)
 	}
