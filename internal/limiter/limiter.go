@@ -231,7 +231,7 @@ func (l *Limiter) answer(c *Call) {
 	if c.slots > 0 {
 		l.foldSlots(c)
 	}
-	if len(c.Settlements) > 0 && l.config.Estimates != nil {
+	if l.config.Estimates != nil {
 		c.updateEstimates()
 	}
 }

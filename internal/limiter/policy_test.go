@@ -48,6 +48,18 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 	}
 }
 
+// The phase of a fixed window is derived from the hash.
+func TestKeysOfWindowsHaveAHash(t *testing.T) {
+	for kind, want := range map[algorithms.Kind]bool{algorithms.FixedWindow: true, algorithms.TokenBucket: false} {
+		p := &Policy{Limit: limitOf(t, algorithms.Spec{Kind: kind, Rate: 1, Period: algorithms.Second}), Keys: descriptors.Keys{Prefix: "p", Open: []int{0}}}
+		key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "a", Value: "1"}})
+		same, again := p.AppendKeyOf(nil, []string{"1"})
+		if hash != again || (hash != 0) != want || string(key) != string(same) {
+			t.Errorf("%v: hash %x of the descriptor %q, and %x of the key %q", kind, hash, key, again, same)
+		}
+	}
+}
+
 func TestNamesOfOnFailureAndPlaces(t *testing.T) {
 	for name, f := range OnFailures {
 		if f.String() != name {

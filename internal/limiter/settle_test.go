@@ -175,6 +175,23 @@ func TestTheChargeOfASettlement(t *testing.T) {
 	}
 }
 
+// The units of a bucket that was reset are there again, so those of a reservation from before are not.
+func TestAResetForgetsReservations(t *testing.T) {
+	b := newBench(t, "domain: d\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+	call, _ := b.consume(t, 5, true)
+	r, _ := reservedBy(call)
+	b.now += sec
+	if err := b.Reset(t.Context(), &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "jobs"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.consume(t, 4, false)
+	b.cancel(t, r)
+	if n := b.remaining(t); n != 6 {
+		t.Errorf("%d are left after 4 of 10, want 6", n)
+	}
+}
+
 func TestABlockAllowsSettlements(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")

@@ -56,7 +56,7 @@ type ReservedPart struct {
 	// Count is the number of reserved units. They consist of Times equal parts, because a request may
 	// charge a bucket several times.
 	Count, Times int64
-	// At is when the units were reserved. Inflow is the speed at which the bucket refilled then.
+	// At is when the units were reserved. Inflow is the speed at which the bucket refilled then, if Name is set.
 	At     algorithms.Micros
 	Inflow scaled.Inflow
 	// TTL is not 0 if the part is a slot of a concurrency limit: its ttl. Key is then the whole key, and the id and
@@ -336,7 +336,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 			at = len(r.Parts)
 			r.Parts = append(r.Parts, ReservedPart{
 				Limit: limit, Key: one.Key[len(p.Prefix):], Hash: one.hash, Slot: one.slot, Cell: one.cell,
-				At: one.Decision.At, Inflow: inflow(p.Limit),
+				At: one.Decision.At,
 			})
 		}
 		r.Parts[at].Count += one.Cost
@@ -381,7 +381,7 @@ func (c *Call) settledByOther(i int, isEnd bool) bool {
 	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit }
 	for j := range c.Descriptors {
 		isDone, end := c.settling(j)
-		if j == i || !isDone || c.Descriptors[j].Entries[0].Value != id {
+		if !isDone || c.Descriptors[j].Entries[0].Value != id {
 			continue
 		}
 		mine, other := explicit(i, isEnd), explicit(j, end)

@@ -315,6 +315,10 @@ func TestWhatAnIDContains(t *testing.T) {
 	if s := p.done(p.start(absent, texts...), 10).Settlements; len(s) != limiter.MaxReserved {
 		t.Errorf("%d limits and a shadow limit: %d settlements, want %d", limiter.MaxReserved, len(s), limiter.MaxReserved)
 	}
+	r := &limiter.Reserved{}
+	if !p.Open(p.start(absent, "user=bob"), r) || len(r.Parts) != 1 || r.Parts[0].Times != 1 {
+		t.Errorf("got %+v, want one part", r)
+	}
 	dryRun := request(t, 1, "user=bob")
 	dryRun.DryRun = true
 	if c := p.check(t, dryRun); string(c.AppendID(nil)) != limiter.None {

@@ -214,6 +214,12 @@ func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 	b.want("uploads", "bob", 3)
 	b.want("tokens", "bob", 970)
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
+	id = b.allowed(1, "tenant=bob")
+	b.allowed(2, "call=bob")
+	if c, _ := b.ask(1, "call=bob", "settle_end="+id); !c.Denied {
+		t.Error("calls allows a third request")
+	}
+	b.want("uploads", "bob", 3) // whatever denies the rest
 }
 
 func TestASlotIsReturnedAlsoIfTheUnitsBesideItCannotBeSettled(t *testing.T) {
@@ -304,11 +310,16 @@ func TestAtMostEightSlots(t *testing.T) {
 	for i := range limiter.MaxReserved {
 		eight = append(eight, fmt.Sprint("tenant=", i))
 	}
-	id := b.allowed(1, append(eight, "watched=bob")...) // in shadow mode
+	c, id := b.ask(1, append(eight, "watched=bob")...)
+	if r := &c.Results[limiter.MaxReserved]; c.Denied || r.Outcome != limiter.Allowed {
+		t.Errorf("got %+v, want allowed, and no slot of the limit in shadow mode", r)
+	}
 	b.want("uploads", "bob", 3)
 	b.denied(1, append(eight, "tenant=ninth")...)
 	b.ReturnSlots(id, limiter.ReporterDone)
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, limiter.MaxReserved)
+	b.ReturnSlots(id, limiter.ReporterDone)
+	b.counts(limiter.ReporterDone, limiter.SlotGone, limiter.MaxReserved)
 	b.want("uploads", "7", 3)
 }
 

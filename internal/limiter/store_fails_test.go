@@ -39,6 +39,9 @@ descriptors:
 		b := newBench(t, yaml)
 		if consumed {
 			b.send(t, 1, "a=1")
+			if c := b.send(t, 1, "a=1", "b=1"); c.Consumed(&c.Results[0]) || !c.Consumed(&c.Results[1]) {
+				t.Errorf("got %+v, want the unit of b consumed", c.Results)
+			}
 		}
 		b.store.err, b.store.limit = backend.ErrUnavailable, b.Current().Policies[1].Owner
 		if c := b.send(t, 1, "a=1", "b=1"); !c.Denied || (c.Err == nil) != consumed {
@@ -97,9 +100,13 @@ func TestAnOverrideHasALocalBucket(t *testing.T) {
 	b := newBench(t, "domain: d\non_backend_failure: local\nlocal_share: 50%\ndescriptors: []\n")
 	b.store.err = backend.ErrUnavailable
 	for _, denied := range []bool{false, false, false, true} {
-		if c := b.override(t, "a=1", limiter.Override{Rate: 6, Period: minute}); c.Denied != denied || !c.Failed {
+		if c := b.override(t, "a=1", limiter.Override{Rate: 6, Period: minute}); c.Denied != denied || !c.Failed || !c.Results[0].Policy.Reference {
 			t.Errorf("got %+v, want half of 6", c.Verdict)
 		}
+	}
+	b.swap(t, "domain: d\non_backend_failure: allow\ndescriptors: []\n")
+	if c := b.override(t, "a=1", limiter.Override{Rate: 6, Period: minute}); c.Denied || !c.Failed || c.Results[0].Outcome != limiter.FailedAllowed {
+		t.Errorf("got %+v, want allowed", c.Verdict)
 	}
 }
 

@@ -210,7 +210,7 @@ func (s *CacheStore) Submit(b *backend.Batch) {
 	}
 	t := s.newFlight(b, s.now())
 	t.plan(s.cached.Load() > 0 || anyLease(b.Charges))
-	t.submit(b.Waits)
+	t.submit()
 }
 
 func hasReset(charges []backend.Charge) bool {
@@ -243,7 +243,7 @@ func (s *CacheStore) reset(b *backend.Batch) {
 	submit := func() {
 		t := s.newFlight(&after, s.now())
 		t.plan(false)
-		t.submit(false)
+		t.submit()
 	}
 	// The reset is sent after the requests for leases in the background have ended. A lease that the wrapped Store
 	// charges after the reset would be dropped, and the new bucket would lose its units.

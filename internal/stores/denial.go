@@ -94,9 +94,9 @@ func remembers(group []backend.Charge) bool {
 // remember updates the remembered decisions after the wrapped Store has decided a group. parts is nil, or has the parts
 // of charges; the held ones were not submitted.
 func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
-	if backend.Allowed(charges, decisions) || backend.ConsumedAny(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
+	if backend.ConsumedAny(charges, decisions) {
 		for i := range charges {
-			if c := &charges[i]; (c.Terms.Cost > 0 || c.Own != nil) && !c.Terms.DryRun && (parts == nil || !parts[i].held) {
+			if c := &charges[i]; c.Terms.Cost > 0 || c.Own != nil {
 				s.forget(c.Key)
 			}
 		}

@@ -49,12 +49,32 @@ func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 }
 
 // What the cache must not answer reaches the wrapped Store, although the same charge has just been denied.
+// A cost that can never fit has no retry time, so the wrapped Store answers it.
+func TestACostThatNeverFitsIsNotAnsweredFromTheCache(t *testing.T) {
+	limit, calls := tenASecond(t), 0
+	s := Cache(storeFunc(func(b *backend.Batch) {
+		calls++
+		_, b.Decisions[0].Decision = limit.Take(algorithms.State{By: limit, At: 1_000_000}, 1_000_000, b.Charges[0].Terms)
+		b.Decisions[0].At = 1_000_000
+	}), CacheConfig{})
+	for _, test := range []struct {
+		cost  int64
+		calls int
+	}{{5, 1}, {6, 1}, {limit.Capacity + 1, 2}} {
+		var d [1]backend.Decision
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("a"), Limit: limit, Terms: algorithms.Charge{Cost: test.cost}}}, d[:])
+		if calls != test.calls || d[0].Allowed || d[0].Never != (test.calls == 2) {
+			t.Errorf("%d units: got %+v after %d calls, want a denial after %d", test.cost, d[0], calls, test.calls)
+		}
+	}
+}
+
 func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 	overdraw := *tenASecond(t)
 	overdraw.Overdraw = true
 	slots := algorithms.Limit{Kind: algorithms.Concurrency}
 	penalized := *tenASecond(t)
-	penalized.Penalty.After = 3
+	penalized.Penalty.After = 1
 	for name, change := range map[string]func(c *backend.Charge, d *backend.Decision){
 		"plain":             func(*backend.Charge, *backend.Decision) {},
 		"a dry run":         func(c *backend.Charge, _ *backend.Decision) { c.Terms.DryRun = true },

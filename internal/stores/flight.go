@@ -152,7 +152,7 @@ func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Durat
 }
 
 // submit submits the groups of t to the wrapped Store.
-func (t *flight) submit(waits bool) {
+func (t *flight) submit() {
 	if len(t.groups) == 0 {
 		t.finish()
 		return
@@ -164,7 +164,7 @@ func (t *flight) submit(waits bool) {
 		t.gather()
 		in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.onKnown
 	}
-	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, waits, b.Source
+	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, b.Waits, b.Source
 	defer t.ahead.submit()
 	t.store.next.Submit(in)
 }

@@ -263,13 +263,10 @@ func (sh *cacheShard) granted(l *hotKey, units int64, d *backend.Decision, reque
 func (sh *cacheShard) expire(list []backend.Charge, now time.Duration) []backend.Charge {
 	for l := range sh.hot {
 		for i := range l.grants {
-			if g := &l.grants[i]; g.left > 0 && now >= g.until {
+			if g := &l.grants[i]; now >= g.until {
 				sh.queueReturn(sh.returnCharge(&l.charge, g.left, g, now))
 				*g = grant{}
 			}
-		}
-		if l.grants[0].left == 0 && l.grants[1].left > 0 {
-			sh.rotate(l, now)
 		}
 	}
 	list = append(list, sh.returns...)

@@ -685,6 +685,10 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
 			t.Errorf("%d of 10000 were requested, %d are leased and %d are left; want a sum of 10000", requests, granted, left(t, below, c))
 		}
+		if s.ClearBucket(c.Key); s.Stats().Leased != 0 || left(t, below, c) != 10_000-requests {
+			t.Errorf("after ClearBucket %d are left: %+v; want all others, and none leased", left(t, below, c), s.Stats())
+		}
+		requests += warm(t, s, c)
 		time.Sleep(400 * ms)
 		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
 			t.Errorf("%d of 10000 were used, %d are left: %+v; want all others left, and none leased", requests, left(t, below, c), stats)
