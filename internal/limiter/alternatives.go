@@ -71,7 +71,7 @@ func (c *Call) addPayers() {
 			c.addToRow(r, named)
 		}
 		if r.payer = c.places[r.charge].row; r.payer == unlimited {
-			r.Outcome, r.charge, r.Key, r.payer = Unlimited, noCharge, nil, 0
+			r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
 			c.excepted = true
 		}
 	}

@@ -119,12 +119,12 @@ func TestAHeaderSettlesWhatTheDescriptorsMatch(t *testing.T) {
 	left(870, "a settled id changes nothing")
 	call(p.start(0, "user=bob"), []int64{0}, "user=bob")
 	left(870, "usage 0 gives all back")
-	id = p.start(0, "free=x", "user=bob")
+	id = p.start(0, "free=bob", "user=bob")
 	if c := call(id, []int64{50, 0}, "user=bob", "settle_end="+id); len(c.Settlements) != 2 {
 		t.Errorf("settlements %+v, want one by the header, and one of unknown_cost", c.Settlements)
 	}
 	left(820, "one of two limits has a known cost")
-	if got := p.left("free", "x"); got != 993 {
+	if got := p.left("free", "bob"); got != 993 {
 		t.Errorf("%d left, want 993 after unknown_cost 7", got)
 	}
 }
@@ -197,7 +197,9 @@ descriptors:
 	}
 	left("bob", 850, "too many limits reserve")
 	p.header = "made-up"
-	p.send("d", []int64{50}, "user=bob")
+	if c := p.send("d", []int64{50}, "user=bob"); c.Settlements[0].Reason != limiter.Forged {
+		t.Errorf("got %+v, want a forged id", c.Settlements)
+	}
 	p.header = ""
 	left("bob", 800, "an id that is not signed")
 	p.send("d", []int64{absent, 0}, "user=eve", "user=eve")

@@ -1,6 +1,7 @@
 package limiter_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -59,6 +60,31 @@ func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 		if got := b.named(t, "credits", 0, user).Results[0].Decision.Remaining; got != left[user] {
 			t.Errorf("%s has %d credits left, want %d", user, got, left[user])
 		}
+	}
+}
+
+func TestACostThatADescriptorStates(t *testing.T) {
+	for cost, explicit := range map[int64]bool{-1: false, 0: true, 1: true} {
+		d := limiter.Descriptor{}
+		if d.State(cost); d.Cost != cost || d.Explicit != explicit || !d.Declared {
+			t.Errorf("%d: got %+v", cost, d)
+		}
+	}
+}
+
+// A listener makes a request from one configuration.
+func TestARequestForAnotherConfiguration(t *testing.T) {
+	b := newBench(t, adjustable)
+	c := &limiter.Call{Request: request(t, 1, "user=bob")}
+	c.MadeFor = b.Current()
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	c.Reset()
+	c.Request = request(t, 1, "user=bob")
+	c.MadeFor = &limiter.Snapshot{}
+	if err := b.Check(t.Context(), c); !errors.Is(err, limiter.ErrReloaded) {
+		t.Errorf("got the error %v, want ErrReloaded", err)
 	}
 }
 

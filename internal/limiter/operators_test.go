@@ -72,6 +72,18 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 			t.Errorf("%s of %q without inspection: got the error %v, want a missing limit", c.limit, c.domain, err)
 		}
 	}
+	entry := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "own", Entry: "b", Value: "1"}, Change: adjust.Change{Block: true}}
+	if words, err := b.Words(entry); err == nil {
+		t.Errorf("an unknown entry: got the words %q, want an error", words)
+	}
+	entry.Target.Entry = "a"
+	if _, err := b.Words(entry); err != nil {
+		t.Errorf("a known entry: got the error %v", err)
+	}
+	entry.Target = adjust.Target{Domain: "d", Limit: "own", Key: []string{"1", "2"}}
+	if _, err := b.Words(entry); err != nil {
+		t.Errorf("a key that no request has: got the error %v, want the words of the change", err)
+	}
 	call := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "both"}}}}
 	if err := b.Check(t.Context(), call); err == nil || !strings.Contains(err.Error(), "several domains") {
 		t.Errorf("a limit of two domains: got the error %v", err)
@@ -122,7 +134,11 @@ func TestAnErrorListsTheKeysOfALimit(t *testing.T) {
 			fmt.Fprintf(&yaml, "  - {key: k%d, limit: calls}\n", i)
 		}
 		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // a bucket of this use is identified in the same form as one of the use k0
-		problem := newBench(t, yaml.String()).inspect(t, "calls")
+		b := newBench(t, yaml.String())
+		if b.inspect(t, "calls", "a", "b") == "" {
+			t.Error("no use has keys of two values")
+		}
+		problem := b.inspect(t, "calls")
 		if got := strings.Count(problem, "(k"); got != 8 || strings.HasSuffix(problem, " or others") != others {
 			t.Errorf("%d keys: %d are listed in %q; want 8, others %v", n, got, problem, others)
 		}

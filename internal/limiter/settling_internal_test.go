@@ -39,6 +39,9 @@ func TestTheTimeOfAnUndo(t *testing.T) {
 		at, want algorithms.Micros
 	}{{0, at, at}, {2, at, at}, {20, at, now + ClockSlack - 700*algorithms.Second - 1}, {1 << 40, at, 1}, {20, 0, 0}, {1, now + 2*ClockSlack, now + 2*ClockSlack}} {
 		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+		if got := undoTime(at, now, scaled.Inflow{Units: test.former}, &l); got != at {
+			t.Errorf("an unknown inflow: got %d", got)
+		}
 		if got := undoTime(test.at, now, scaled.Inflow{Units: test.former, Span: int64(2 * algorithms.Second)}, &l); got != test.want || err != nil {
 			t.Errorf("%d units in two seconds: got %d, error %v, want %d", test.former, got, err, test.want)
 		}

@@ -15,6 +15,7 @@ func TestLimitsAreShownAsWindows(t *testing.T) {
 		units, seconds int64
 	}{
 		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec}, 10, 60},
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 365 * algorithms.Day}, 10, 31_536_000},
 		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec, Capacity: &twenty}, 20, 120},
 		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec, Capacity: &five}, 5, 60}, // each window starts with 5
 		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * sec, Capacity: &five}, 5, 30},

@@ -99,7 +99,7 @@ func TestADryRunReturnsNoSlot(t *testing.T) {
 	b.store.err = nil
 	for _, id := range []string{stored, local} {
 		look := limiter.Inspection("d", "", nil, []descriptors.Entry{{Key: "settle_end", Value: id}}, 1).Request
-		if c := b.check(t, look); len(c.Descriptors) != 1 || len(c.Descriptors[0].Entries) != 1 {
+		if c := b.check(t, look); len(c.Descriptors) != 1 || len(c.Descriptors[0].Entries) != 1 || c.Descriptors[0].Cost != 1 {
 			t.Errorf("an inspection of %+v, want of the descriptor", c.Descriptors)
 		}
 		look.Inspect, look.DryRun = false, true
@@ -194,6 +194,9 @@ func TestASlotOfAFormerLimitIsReturned(t *testing.T) {
 	id := b.allowed(2, "tenant=bob")
 	other := b.allowed(1, "tenant=bob")
 	b.swap(t, "domain: d\ndescriptors: []\n")
+	dryRun := request(t, 0, "settle_end="+id)
+	dryRun.DryRun = true
+	b.check(t, dryRun)
 	b.ask(0, "settle_end="+id)
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
 	b.swap(t, "domain: d\nsettle: {key: done, end: done_end}\ndescriptors: []\n")

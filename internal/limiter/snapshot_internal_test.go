@@ -20,3 +20,19 @@ func TestCompiledOverridesAreBounded(t *testing.T) {
 		t.Errorf("%d overrides are kept and %d are counted, want %d", kept, d.overrideCount.Load(), maxOverrides)
 	}
 }
+
+// The definition of a named limit is the last of its policies, wherever the configuration has it.
+func TestThePoliciesOfALimit(t *testing.T) {
+	definition := &Policy{Domain: "d", Name: "b", Index: 1, Extras: &Extras{Named: true}}
+	s := &Snapshot{Policies: []*Policy{definition, {Domain: "d", Name: "b", Index: 2}, {Domain: "d", Name: "a", Index: 3}, {Domain: "c", Name: "b"}, {Domain: "d", Name: "b", Index: 0}}}
+	if got := s.Find("d", "b"); len(got) != 3 || got[0].Index != 0 || got[1].Index != 2 || got[2] != definition {
+		t.Errorf("got %+v, want the uses, and then the definition", got)
+	}
+	names := ""
+	for _, p := range s.Limits() {
+		names += p.Domain + p.Name + " "
+	}
+	if names != "cb da db " || len(s.Find("d", "c")) != 0 {
+		t.Errorf("got the limits %s", names)
+	}
+}

@@ -3,6 +3,7 @@ package limiter
 import (
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -42,5 +43,25 @@ func TestSettlementsInWords(t *testing.T) {
 	}
 	if facts := p.Facts(); facts[0].Text != "limit" || facts[1].Text != "fixed, number 7" {
 		t.Errorf("got %+v", facts[:2])
+	}
+	usually := (&Policy{Limit: guaranteed}).Facts()
+	changed := &Policy{Limit: guaranteed, Shadow: true, Quota: true, Alone: true, OnFailure: Local, Extras: &Extras{
+		Slot: Slot{Value: 2}, Shards: make([]algorithms.Limit, 2), Lease: &algorithms.Lease{Most: 1, For: second}, Settle: usual, Then: p, LocalShare: 0.5,
+		Unit: Tokens, DenyBody: TextBody, Replaces: []string{"a"}, Metadata: map[string]any{"a": 1}, Weights: &weights.Weights{},
+	}}
+	for i, fact := range changed.Facts()[1:] {
+		if is := usually[1+i]; is.Default == fact.Default || is.Text == fact.Text || is.Name != fact.Name || is.Fresh != fact.Fresh || is.Fresh != (i < 2) {
+			t.Errorf("got %+v and %+v, want two texts, and the first to be the default", is, fact)
+		}
+	}
+	start := algorithms.Micros(0)
+	for _, test := range []struct {
+		start *algorithms.Micros
+		want  string
+	}{{nil, "each key's windows starting at a moment of its own"}, {&start, "starting with the clock (UTC)"}} {
+		w := limitOf(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 9, Period: minute, Start: test.start})
+		if got, want := (&Policy{Limit: w}).Words(), "fixed window: 9 in each 1m, "+test.want; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

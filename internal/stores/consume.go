@@ -146,7 +146,7 @@ func (sh *cacheShard) queueReturn(c backend.Charge) {
 // fixed window, the passing of time does not trigger a request, because the next lease would end at the same moment.
 func (l *hotKey) arm() {
 	l.low, l.early = -1, never
-	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
+	if first := &l.grants[0]; l.grants[1].left == 0 && first.left > 0 {
 		l.low = first.left - first.left/3
 		if first.until < l.edge-l.span()/1000-time.Microsecond {
 			l.early = first.until - l.span()/4
