@@ -62,7 +62,7 @@ func (d *denial) answer(c *backend.Charge, answer *backend.Decision, now time.Du
 	case more && (answer.Allowed || d.unchangedFor == unknown):
 		return false // a bucket that allowed a cost might deny a larger one
 	case more:
-		answer.RetryAfter = peek(c, answer, sinceArrival, c.Terms).RetryAfter // 0 if it can never fit, or would be allowed
+		answer.RetryAfter = peek(c, answer, sinceArrival, &terms).RetryAfter // 0 if it can never fit, or would be allowed
 	case !answer.Allowed:
 		answer.RetryAfter -= sinceArrival
 		answer.Blocked = max(0, answer.Blocked-sinceArrival)
@@ -194,21 +194,21 @@ func (sh *cacheShard) forgetDenials(which func(*denial) bool) {
 func allowedAfter(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	again := c.Terms
 	again.Free = true // a denial would be charged, too
-	return peek(c, d, 0, again).RetryAfter
+	return peek(c, d, 0, &again).RetryAfter
 }
 
 // peek returns the decision of a dry run at the time d.At+delay, or at d.At if delay is negative. c has the limit of the
-// bucket, and d.Value must be its whole state.
-func peek(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms algorithms.Charge) (later algorithms.Decision) {
+// bucket, and d.Value must be its whole state. It sets terms.DryRun.
+func peek(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms *algorithms.Charge) (later algorithms.Decision) {
 	terms.DryRun = true
 	state := algorithms.State{By: c.Limit, Value: d.Value, At: d.At}
-	c.Limit.TakeAt(&state, d.At+max(0, delay), &terms, &later)
+	c.Limit.TakeAt(&state, d.At+max(0, delay), terms, &later)
 	return later
 }
 
 // peekFree does what peek does, for a cost of 0.
 func peekFree(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) algorithms.Decision {
-	return peek(c, d, delay, algorithms.Charge{Hash: c.Terms.Hash})
+	return peek(c, d, delay, &algorithms.Charge{Hash: c.Terms.Hash})
 }
 
 // unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
@@ -220,11 +220,11 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 || c.Limit.OpenFor > 0 {
 		return unknown
 	}
-	is := peekFree(c, d, 0)
-	if is.Remaining != d.Remaining || is.ResetAfter != d.ResetAfter || !d.Allowed && peek(c, d, 0, c.Terms).RetryAfter != d.RetryAfter {
+	is, terms := peekFree(c, d, 0), c.Terms
+	if is.Remaining != d.Remaining || is.ResetAfter != d.ResetAfter || !d.Allowed && peek(c, d, 0, &terms).RetryAfter != d.RetryAfter {
 		return unknown
 	}
-	return peek(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
+	return peek(c, d, 0, &algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
 // adapt changes d, a decision on c, for a bucket that has a number of extra units, and for a time that is delay
