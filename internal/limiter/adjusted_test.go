@@ -140,6 +140,9 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 	if _, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Entry: "tenant"}}); !all {
 		t.Error("it affects single buckets; want all, because their keys are not known")
 	}
+	if keys, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"good"}}}); len(keys) != 1 || all {
+		t.Errorf("a key has the buckets %q, want one, whatever descriptors use the limit", keys)
+	}
 	_, _, err := b.Adjustable(&adjust.Target{Domain: "d", Limit: "calls", Entry: "tenat", Value: "evil"})
 	if err == nil || !strings.Contains(err.Error(), `no entry "tenat"; they have agent, tenant, user`) {
 		t.Errorf("got %v; want an error that names the entries", err)

@@ -204,7 +204,9 @@ func TestASlotOfAFormerLimitIsReturned(t *testing.T) {
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, 2)
 	b.swap(t, inFlight)
 	b.want("uploads", "bob", 3)
-	b.ask(-1, "tenant=bob")
+	if c, _ := b.ask(-1, "tenant=bob"); c.Denied || c.Results[0].Cost != 0 {
+		t.Errorf("a refund: got %+v, want a cost of 0", c.Results)
+	}
 	b.counts(limiter.ReporterDone, limiter.SlotRefund, 1)
 }
 

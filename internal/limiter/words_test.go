@@ -37,11 +37,11 @@ func TestSettlementsInWords(t *testing.T) {
 		}
 	}
 	guaranteed := limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 2, Period: minute, Capacity: number(30), Minimum: &algorithms.Rate{Units: 10, Period: second}})
-	p := &Policy{Limit: guaranteed, Extras: &Extras{Slot: Slot{Fixed: 7}}}
+	p := &Policy{Limit: guaranteed, Extras: &Extras{Slot: Slot{Fixed: 1}}}
 	if got, want := p.Words(), "token bucket: 10 per 1s guaranteed, and a bank of up to 30 that fills at 2 per 1m"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if facts := p.Facts(); facts[0].Text != "limit" || facts[1].Text != "fixed, number 7" {
+	if facts := p.Facts(); facts[0].Text != "limit" || facts[1].Text != "fixed, number 1" {
 		t.Errorf("got %+v", facts[:2])
 	}
 	usually := (&Policy{Limit: guaranteed}).Facts()
@@ -50,7 +50,7 @@ func TestSettlementsInWords(t *testing.T) {
 		Unit: Tokens, DenyBody: TextBody, Replaces: []string{"a"}, Metadata: map[string]any{"a": 1}, Weights: &weights.Weights{},
 	}}
 	for i, fact := range changed.Facts()[1:] {
-		if is := usually[1+i]; is.Default == fact.Default || is.Text == fact.Text || is.Name != fact.Name || is.Fresh != fact.Fresh || is.Fresh != (i < 2) {
+		if is := usually[1+i]; !is.Default || fact.Default || is.Text == fact.Text || is.Name != fact.Name || is.Fresh != fact.Fresh || is.Fresh != (i < 2) {
 			t.Errorf("got %+v and %+v, want two texts, and the first to be the default", is, fact)
 		}
 	}
