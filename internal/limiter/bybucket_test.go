@@ -1,6 +1,7 @@
 package limiter_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -196,6 +197,11 @@ descriptors:
 		t.Error("too many reservations for an id are allowed")
 	}
 	left("bob", 850, "too many limits reserve")
+	p.store.err, p.store.limit = errors.New("away"), "tokens"
+	if c := p.send("d", []int64{1, 50}, "team=y", "user=bob"); !c.Settlements[0].Failed() {
+		t.Errorf("the store fails for the second charge: %+v", c.Settlements)
+	}
+	p.store.err, p.store.limit = nil, ""
 	p.header = "made-up"
 	if c := p.send("d", []int64{50}, "user=bob"); c.Settlements[0].Reason != limiter.Forged {
 		t.Errorf("got %+v, want a forged id", c.Settlements)

@@ -28,6 +28,7 @@ domain: d
 descriptors:
   - {key: q, quota_mode: true, rate_limit: {name: q, unit: hour, requests_per_unit: 1}}
   - {key: r, quota_mode: true, rate_limit: {name: r, unit: hour, requests_per_unit: 9}}
+  - {key: plain, rate_limit: {name: plain, unit: hour, requests_per_unit: 1}}
   - {key: vip, rate_limit: {name: vip, unit: hour, requests_per_unit: 9, replaces: [{name: r}]}}
 `
 
@@ -44,6 +45,10 @@ func TestALimitDeniesOnlyIfTheRequestIsDenied(t *testing.T) {
 	}
 	if c := b.send(t, 1, "q=1", "r=1", "vip=1"); !c.Denied {
 		t.Errorf("the only quota limit that is not replaced denies: %+v; want denied", c.Verdict)
+	}
+	b.send(t, 1, "plain=1")
+	if c := b.send(t, 1, "q=1", "r=2", "plain=1"); !c.Denied || c.Results[0].Outcome != limiter.Denied || c.Verdict.Denies(&c.Results[0]) || !c.Verdict.Denies(&c.Results[2]) {
+		t.Errorf("another limit denies, and one of two quota limits would: %+v", c.Verdict)
 	}
 	b = newBench(t, quotas, limiter.Modes{Shadow: true})
 	b.send(t, 1, "q=1")
