@@ -37,7 +37,7 @@ func TestTheTimeOfAnUndo(t *testing.T) {
 	for _, test := range []struct {
 		former   int64 // units in two seconds; now they are 2
 		at, want algorithms.Micros
-	}{{0, at, at}, {2, at, at}, {20, at, now + ClockSlack - 700*algorithms.Second - 1}, {1 << 40, at, 1}, {20, 0, 0}, {1, now + 2*ClockSlack, now + 2*ClockSlack}} {
+	}{{0, at, at}, {2, at, at}, {20, at, now + ClockSlack - 700*algorithms.Second - 1}, {2000, at, 1}, {1 << 40, at, 1}, {20, 0, 0}, {1, now + 2*ClockSlack, now + 2*ClockSlack}} {
 		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 		if got := undoTime(at, now, scaled.Inflow{Units: test.former}, &l); got != at {
 			t.Errorf("an unknown inflow: got %d", got)

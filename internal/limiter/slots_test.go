@@ -114,6 +114,9 @@ func TestASlotIsReturnedOnce(t *testing.T) {
 	b := newSlotBench(t)
 	id := b.allowed(2, "tenant=bob")
 	b.allowed(1, "tenant=bob")
+	if c := b.denied(1, "mixed=bob"); c.Consumed(&c.Results[1]) {
+		t.Errorf("got %+v, want no unit of calls consumed", c.Verdict)
+	}
 	c := b.denied(1, "tenant=bob")
 	if c.RetryAfter != 0 || c.Never || c.Results[0].Decision.ResetAfter != 0 {
 		t.Errorf("got %+v, want a denial without times", c.Verdict)
@@ -158,6 +161,7 @@ func TestARenewalKeepsASlotAndRevivesNone(t *testing.T) {
 	if got := b.Renew(t.Context(), of); !slices.Equal(got, []limiter.SlotOutcome{limiter.SlotRenewed}) {
 		t.Errorf("got the outcomes %v, want renewed", got)
 	}
+	b.counts(limiter.ReporterHTTP, limiter.SlotRenewed, 1)
 	b.now += 50 * algorithms.Second
 	b.RenewSlots(lost, limiter.ReporterAccessLog)
 	b.want("uploads", "bob", 2)
