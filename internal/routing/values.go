@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"iter"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/http/httpguts"
 
@@ -43,7 +44,7 @@ func isCookieName(key, name string) bool { return key == name || isName(canonica
 // case. In PHP, a NUL ends the name.
 func isName(key, name string) bool {
 	key, _, _ = strings.Cut(key, "\x00")
-	return key == name || strings.EqualFold(inPHP.Replace(key), inPHP.Replace(name))
+	return key == name || utf8.RuneCountInString(key) == utf8.RuneCountInString(name) && strings.EqualFold(inPHP.Replace(key), inPHP.Replace(name))
 }
 
 // hidesCookie reports whether pair is not valid by RFC 6265, and contains a cookie called name behind a character that
@@ -72,14 +73,16 @@ func hidesCookie(pair, name string) bool {
 // ";".
 func parameters(query, name string) iter.Seq2[string, bool] {
 	return func(yield func(value string, ok bool) bool) {
-		for pair := range strings.SplitSeq(query, "&") {
-			ok := !strings.Contains(pair, ";")
-			for part := range strings.SplitSeq(pair, ";") {
-				key, value, _ := strings.Cut(part, "=")
-				if isName(canonical.Trim(canonical.Form(key)), name) && !yield(canonical.Form(value), ok) {
-					return
-				}
+		for rest, before := query, byte('&'); rest != ""; {
+			part, next, after := rest, "", byte('&')
+			if i := strings.IndexAny(rest, "&;"); i >= 0 {
+				part, next, after = rest[:i], rest[i+1:], rest[i]
 			}
+			key, value, _ := strings.Cut(part, "=")
+			if isName(canonical.Trim(canonical.Form(key)), name) && !yield(canonical.Form(value), before != ';' && after != ';') {
+				return
+			}
+			rest, before = next, after
 		}
 	}
 }
@@ -96,11 +99,12 @@ func first(values iter.Seq2[string, bool]) (value string, ok bool) {
 
 // isAmbiguous reports whether applications differ in which of values, those of one name, is the value of this name.
 func isAmbiguous(values iter.Seq2[string, bool]) bool {
-	one, found := first(values)
+	one, found := "", false
 	for value, ok := range values {
 		if !ok || found && value != one {
 			return true
 		}
+		one, found = value, true
 	}
 	return false
 }
