@@ -22,8 +22,8 @@ import (
 //	retry_after until the same request would be allowed under these rules, if no other request came first
 //
 // A full bucket (used = 0) is decided in the new numbers. Before the conversion, used changes in the old numbers: a charge
-// adds to used, and a refund subtracts from it. So two processes with different numbers never admit more than the larger limit. The same
-// holds for a limit that is lowered and raised again.
+// adds to used, and a refund subtracts from it. So two processes with different numbers never admit more than the larger
+// limit. The same holds for a limit that is lowered and raised again.
 //
 // A limit with Initial below Capacity is a balance: units were put there, and what it lacks is not consumption. Its
 // buckets keep their value, as far as it fits, and the first request converts them:
@@ -80,7 +80,7 @@ func (l *Limit) convert(k *kept, old, full int64) int64 {
 // takeConverted decides charge a for s, a State in the numbers of another Limit, if that charge converts it: the charge
 // is allowed, and the conversion loses no consumption. Otherwise it reports false. A reservation with MaxWait that must
 // wait converts nothing: see keptGoal. A denied charge that is made converts the State only if the old numbers cannot
-// express it. Of a full bucket, takeConverted decides nothing, and s becomes the converted State. was is the stored State,
+// express it. For a full bucket, takeConverted decides nothing, and s becomes the converted State. was is the stored State,
 // now is the time of the request, and at is the time of its decision.
 func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decision) bool {
 	next, most, ok := l.converted(s, at, a.Hash)
@@ -287,8 +287,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision, lag Micr
 	if a.Reserve {
 		r = l.MaxReserved
 	}
-	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that l allows and the old numbers can express
-	goal, late, denied := l.keptGoal(k, full+r*unit-cost, full+reach*unit-cost, now, a, d, lag)
+	goal, late, denied := l.keptGoal(k, full+r*unit-cost, now, a, d, lag)
 	switch {
 	case denied:
 	case cost < 0:
@@ -311,7 +310,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision, lag Micr
 		k.used += mulDivCeil(cost, k.unit, unit)
 		d.Allowed, d.Wait = true, k.until(l, now, full)
 	case l.chargesDenied(a):
-		k.used = min(max(k.used, (l.Capacity+reach)*k.unit), k.used+mulDivCeil(cost, k.unit, unit))
+		k.used = min(max(k.used, (l.Capacity+k.debt(l))*k.unit), k.used+mulDivCeil(cost, k.unit, unit))
 		if d.Never = l.TakesDenied && cost > full; !d.Never {
 			d.RetryAfter = k.until(l, now, max(0, goal))
 		}
@@ -322,10 +321,13 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision, lag Micr
 	}
 }
 
+// debt returns, in units, the largest debt that l allows and the old numbers can express.
+func (k *kept) debt(l *Limit) int64 { return max(0, min(l.MaxReserved, k.most-l.Capacity)) }
+
 // keptGoal returns the largest consumption with which charge a is allowed, and whether its turn in a leaky bucket is later
-// than a accepts. goal is that consumption without a bound on waits, and reached is the one up to which the old numbers can
-// express the charge. If a is denied only until the clock has caught up, keptGoal reports that, and sets d.RetryAfter.
-func (l *Limit) keptGoal(k *kept, goal, reached int64, now Micros, a *Charge, d *Decision, lag Micros) (_ int64, late, denied bool) {
+// than a accepts. goal is that consumption without a bound on waits. If a is denied only until the clock has caught up,
+// keptGoal reports that, and sets d.RetryAfter.
+func (l *Limit) keptGoal(k *kept, goal int64, now Micros, a *Charge, d *Decision, lag Micros) (_ int64, late, denied bool) {
 	switch {
 	case a.Cost < 0:
 	case l.Kind == LeakyBucket:
@@ -352,7 +354,7 @@ func (l *Limit) keptGoal(k *kept, goal, reached int64, now Micros, a *Charge, d 
 			goal = max(0, goal)
 		}
 	case a.Reserve:
-		goal = max(min(goal, l.v), reached)
+		goal = max(min(goal, l.v), l.v+k.debt(l)*l.q-l.costIn(a))
 	}
 	return goal, late, denied
 }
